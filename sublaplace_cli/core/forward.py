@@ -1,0 +1,110 @@
+"""Calling any network on any rows: one tensor, a dict or a tuple of tensors in; (rows, outputs) out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..errors import UserError
+
+Inputs = Tensor | dict[str, Tensor] | tuple[Tensor, ...]
+State = Mapping[str, Tensor]
+
+
+def map_inputs(change: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
+    """`change` applied to each tensor of the inputs."""
+    if isinstance(inputs, dict):
+        return {name: change(tensor) for name, tensor in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(change(tensor) for tensor in inputs)
+    return change(inputs)
+
+
+def row_count(inputs: Inputs) -> int:
+    first = (
+        next(iter(inputs.values()))
+        if isinstance(inputs, dict)
+        else inputs[0]
+        if isinstance(inputs, tuple)
+        else None
+    )
+    return len(inputs if first is None else first)  # type: ignore[arg-type]
+
+
+def arguments(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Several arrays go in by keyword or position where `forward` names them, else as one dict or tuple."""
+    if isinstance(inputs, Tensor):
+        return (inputs,), {}
+    parameters = inspect.signature(model.forward).parameters
+    if isinstance(inputs, dict):
+        return ((), dict(inputs)) if set(inputs) <= set(parameters) else ((inputs,), {})
+    positional = [q for q in parameters.values() if q.kind in (q.POSITIONAL_ONLY, q.POSITIONAL_OR_KEYWORD)]
+    variadic = any(q.kind is q.VAR_POSITIONAL for q in parameters.values())
+    return (inputs, {}) if variadic or len(positional) >= len(inputs) > 1 else ((inputs,), {})
+
+
+def outputs(model: nn.Module, inputs: Inputs, state: State | None = None) -> Tensor:
+    """f (rows, C) of a batch, with `state` in place of the model's own tensors where given."""
+    args, kwargs = arguments(model, inputs)
+    raw = model(*args, **kwargs) if state is None else functional_call(model, dict(state), args, kwargs)
+    return as_matrix(raw, row_count(inputs))
+
+
+def as_matrix(raw: Any, n_rows: int) -> Tensor:
+    """(rows,) and (rows, C) both become (rows, C); anything else is refused."""
+    if isinstance(raw, Tensor) and raw.ndim in (1, 2) and raw.shape[0] == n_rows and raw.is_floating_point():
+        return raw.unsqueeze(1) if raw.ndim == 1 else raw
+    found = (
+        f"a tensor of shape {tuple(raw.shape)} and {raw.dtype}"
+        if isinstance(raw, Tensor)
+        else type(raw).__name__
+    )
+    raise UserError(
+        f"the model returned {found} for {n_rows} rows; expected a floating-point tensor of shape (rows, outputs)",
+        hint="write a small module around the network that returns one row of outputs for each input row",
+    )
+
+
+def last_linear(model: nn.Module, inputs: Inputs) -> list[str]:
+    """Names of the trainable parameters of the last `nn.Linear` that runs; empty where none does."""
+    ran: list[str] = []
+    hooks = [
+        module.register_forward_hook(lambda *_, name=name: ran.append(name))
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    ]
+    try:
+        with torch.no_grad():
+            outputs(model, inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not ran:
+        return []
+    wanted = {id(tensor) for tensor in model.get_submodule(ran[-1]).parameters(recurse=False)}
+    return [
+        name for name, tensor in model.named_parameters() if id(tensor) in wanted and tensor.requires_grad
+    ]
+
+
+def activation_count(model: nn.Module, inputs: Inputs) -> int:
+    """Numbers that the modules put out for these inputs: what a backward pass has to keep, roughly."""
+    total = 0
+
+    def count(_module: nn.Module, _args: Any, out: Any) -> None:
+        nonlocal total
+        total += sum(t.numel() for t in out) if isinstance(out, tuple) else getattr(out, "numel", int)()
+
+    hooks = [m.register_forward_hook(count) for m in model.modules() if not any(m.children())]
+    try:
+        with torch.no_grad():
+            outputs(model, inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return total

@@ -1,0 +1,123 @@
+"""Where Jacobian rows come from: held in memory, read back from a store, or computed again.
+
+All three answer `load(start, stop, which)`; `by_block` says whether one block alone is as cheap as its share.
+The outputs f come with the rows, because the same pass gives both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .blocks import DenseBlock
+from .layout import Layout
+
+
+class Jacobian(Protocol):
+    """N rows of (C outputs × p parameters), in blocks of one parameter tensor each."""
+
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def outputs(self) -> Tensor: ...  # f (N, C) float64
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def by_block(self) -> bool: ...
+    def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[DenseBlock]: ...
+
+
+@dataclass(frozen=True)
+class HeldJacobian:
+    """All rows in memory, a block each."""
+
+    layout: Layout
+    outputs: Tensor  # (N, C)
+    blocks: tuple[DenseBlock, ...]
+    by_block: bool = field(default=True, init=False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.blocks[0].values.dtype
+
+    def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[DenseBlock]:
+        return [self.blocks[i].rows(start, stop) for i in _chosen(which, self.layout)]
+
+
+@dataclass(frozen=True)
+class StoredJacobian:
+    """Rows behind `read(block, start, stop)`, which returns (m, C, width) on the device to work on."""
+
+    layout: Layout
+    outputs: Tensor  # (N, C)
+    dtype: torch.dtype
+    read: Callable[[int, int, int], Tensor]
+    by_block: bool = field(default=True, init=False)
+
+    def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[DenseBlock]:
+        chosen = _chosen(which, self.layout)
+        return [DenseBlock(self.layout.parameters[i].offset, self.read(i, start, stop)) for i in chosen]
+
+
+@dataclass(frozen=True)
+class RecomputedJacobian:
+    """Rows that are computed anew at each reading, because storing them was too large.
+
+    Passes run in the same slices of `rows_per_pass` rows however much is asked for at once,
+    so that every reading gives the same bits.
+    """
+
+    layout: Layout
+    outputs: Tensor  # (N, C)
+    dtype: torch.dtype
+    compute: Callable[[int, int], list[DenseBlock]]
+    rows_per_pass: int
+    by_block: bool = field(default=False, init=False)
+
+    def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[DenseBlock]:
+        chosen = _chosen(which, self.layout)
+        parts = [
+            [self._pass(a, b, start, stop)[i].values for i in chosen]
+            for a, b in aligned(start, stop, self.rows_per_pass, self.outputs.shape[0])
+        ]
+        joined = [torch.cat(pieces) for pieces in zip(*parts, strict=True)]
+        offsets = [self.layout.parameters[i].offset for i in chosen]
+        return [DenseBlock(offset, values) for offset, values in zip(offsets, joined, strict=True)]
+
+    def _pass(self, a: int, b: int, start: int, stop: int) -> list[DenseBlock]:
+        keep = max(a, start) - a, min(b, stop) - a
+        return [block.rows(*keep) for block in self.compute(a, b)]
+
+
+def aligned(start: int, stop: int, step: int, n_rows: int) -> Iterator[tuple[int, int]]:
+    """The slices of a fixed grid of `step` rows that cover [start, stop)."""
+    for left in range(start - start % step, stop, step):
+        yield left, min(left + step, n_rows)
+
+
+def row_tiles(n_rows: int, bytes_per_row: int, memory: int) -> list[tuple[int, int]]:
+    """Slices of rows, each within `memory` bytes (never less than one row)."""
+    step = max(1, min(n_rows, memory // max(bytes_per_row, 1)))
+    return [(left, min(left + step, n_rows)) for left in range(0, n_rows, step)]
+
+
+def bytes_per_row(jacobian: Jacobian, which: Sequence[int] | None = None) -> int:
+    """Bytes that one row takes in the dtype of its passes."""
+    width = sum(jacobian.layout.parameters[i].size for i in _chosen(which, jacobian.layout))
+    return width * jacobian.outputs.shape[1] * jacobian.dtype.itemsize
+
+
+def block_groups(*jacobians: Jacobian) -> list[list[int]]:
+    """Block by block where each can be read alone; else all at once, so that no pass is repeated."""
+    everything = list(range(len(jacobians[0].layout.parameters)))
+    if all(jacobian.by_block for jacobian in jacobians):
+        return [[i] for i in everything]
+    return [everything]
+
+
+def _chosen(which: Sequence[int] | None, layout: Layout) -> Sequence[int]:
+    return range(len(layout.parameters)) if which is None else which

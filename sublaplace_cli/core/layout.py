@@ -1,0 +1,76 @@
+"""Flat index ↔ (parameter name, position): `named_parameters()` order, each tensor row-major."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One trainable tensor and where it lies in the flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def span(self) -> slice:
+        return slice(self.offset, self.offset + self.size)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The flat vector of all trainable parameters; frozen parameters have no place in it."""
+
+    parameters: tuple[Parameter, ...]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Layout:
+        trainable = [(name, tuple(t.shape)) for name, t in model.named_parameters() if t.requires_grad]
+        return cls.from_shapes(trainable)
+
+    @classmethod
+    def from_shapes(cls, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> Layout:
+        offsets = accumulate((math.prod(shape) for _, shape in shapes), initial=0)
+        return cls(
+            tuple(Parameter(name, shape, o) for (name, shape), o in zip(shapes, offsets, strict=False))
+        )
+
+    @cached_property
+    def size(self) -> int:
+        return sum(parameter.size for parameter in self.parameters)
+
+    def describe(self, index: int) -> str:
+        """`layer.weight[2, 5]` for a flat index."""
+        for parameter in self.parameters:
+            if parameter.offset <= index < parameter.offset + parameter.size:
+                position = np.unravel_index(index - parameter.offset, parameter.shape or (1,))
+                return f"{parameter.name}[{', '.join(str(int(i)) for i in position)}]"
+        raise IndexError(f"flat index {index} is outside 0..{self.size - 1}")
+
+    def matching(self, pattern: str) -> list[Parameter]:
+        """Parameters whose name matches the glob."""
+        return [parameter for parameter in self.parameters if fnmatchcase(parameter.name, pattern)]
+
+    def indices(self, parameters: Sequence[Parameter]) -> Tensor:
+        """All flat indices of these parameters, in flat order."""
+        pieces = [torch.arange(q.span.start, q.span.stop) for q in sorted(parameters, key=lambda q: q.offset)]
+        return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64)
+
+    def flatten(self, model: nn.Module) -> Tensor:
+        """θ as one float64 vector (p,)."""
+        tensors = dict(model.named_parameters())
+        return torch.cat([tensors[q.name].detach().reshape(-1).double() for q in self.parameters])

@@ -1,0 +1,98 @@
+"""The few factorisations everything rests on: float64, triangular solves, never an inverse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from ..errors import NumericsError
+
+# Beyond these ratios of the largest eigenvalue to the prior, rounding shows in the variances, or rules them.
+WARN_CONDITION = 1e12
+REFUSE_CONDITION = 1e15
+# A Cholesky factor of AᵀA + I is right to about eps·κ; from here on it is taken from A itself by QR.
+QR_CONDITION = 1e8
+# The dual form subtracts two numbers of the size of ‖g‖²; below this ratio the residual form is used.
+CANCELLATION = 1e-6
+
+
+def safe_cholesky(B: Tensor, describe: Callable[[int], str] = str) -> Tensor:
+    """Lower Cholesky factor, or an error that names the pivot and the likely causes."""
+    L, info = torch.linalg.cholesky_ex(B)
+    pivot = int(info)
+    if pivot == 0 and bool(torch.isfinite(L.diagonal()).all()):
+        return L
+    where = describe(pivot - 1) if pivot else "an unknown pivot"
+    raise NumericsError(
+        f"the precision matrix is not positive definite at {where} (pivot {pivot} of {B.shape[0]})",
+        hint="likely causes: (a) non-finite or huge gradients, (b) a prior precision that is tiny beside the data "
+        "term: raise posterior.prior_precision or posterior.noise_variance, (c) parameters that are exact copies",
+    )
+
+
+def solve_lower(L: Tensor, B: Tensor) -> Tensor:
+    """L⁻¹ B."""
+    return torch.linalg.solve_triangular(L, B, upper=False)
+
+
+def solve_lower_transposed(L: Tensor, B: Tensor) -> Tensor:
+    """L⁻ᵀ B."""
+    return torch.linalg.solve_triangular(L.T, B, upper=True)
+
+
+def largest_eigenvalue(
+    multiply: Callable[[Tensor], Tensor], size: int, like: Tensor, steps: int = 30
+) -> float:
+    """Power iteration on a positive semi-definite operator, from a fixed start so that runs repeat."""
+    start = torch.randn(size, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = start.to(like.device)
+    value = 0.0
+    for _ in range(steps):
+        norm = float(torch.linalg.vector_norm(x))
+        if norm == 0.0:
+            return 0.0
+        x = x / norm
+        y = multiply(x)
+        value = float((x * y).sum())
+        x = y
+    return value
+
+
+def check_condition(eigenvalue: float) -> float:
+    """κ = λmax of A V⁻¹ Aᵀ, refused where float64 could not carry it."""
+    if not eigenvalue < REFUSE_CONDITION:
+        raise NumericsError(
+            f"the problem is too ill-conditioned for float64: the largest eigenvalue of the data term is "
+            f"{eigenvalue:.3g} times the prior precision (limit {REFUSE_CONDITION:.0e})",
+            hint="raise posterior.prior_precision or posterior.noise_variance, or rescale the model's outputs",
+        )
+    return eigenvalue
+
+
+def factor_of_rows(chunks: Iterable[Tensor], size: int, like: Tensor) -> Tensor:
+    """Lower factor of AᵀA + I from the rows of A by QR, which keeps half of the digits that AᵀA would lose."""
+    R = torch.eye(size, dtype=torch.float64, device=like.device)
+    for A in chunks:  # (m, k)
+        R = torch.linalg.qr(torch.cat([R, A]), mode="r").R
+    signs = torch.where(R.diagonal() < 0, -1.0, 1.0).to(R)
+    return (R * signs.unsqueeze(1)).T.contiguous()
+
+
+def dual_variance(
+    L: Tensor, cross: Tensor, norms: Tensor, residual_norms: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """‖g‖² − ‖L⁻¹ cross‖² for each column of `cross` = A V⁻¹ g, with L Lᵀ = I + A V⁻¹ Aᵀ.
+
+    Where that difference cancels, var = ‖g − Aᵀw‖² + ‖w‖² with w = (I + K)⁻¹ cross, which is never negative;
+    `residual_norms(columns, w)` forms ‖g − Aᵀw‖² (in the metric V⁻¹) explicitly for these columns.
+    """
+    half = solve_lower(L, cross)  # (N·C, m)
+    variance = norms - half.square().sum(0)
+    weak = (variance < CANCELLATION * norms).nonzero().squeeze(1)
+    if len(weak):
+        w = solve_lower_transposed(L, half[:, weak])
+        variance = variance.clone()
+        variance[weak] = residual_norms(weak, w) + w.square().sum(0)
+    return variance

@@ -1,0 +1,154 @@
+"""Posteriors: the sub-network's (primal or dual), the full network's through the Gram kernel, the diagonal one.
+
+All work in the prior's metric, A′ = A V^(−½) and g′ = V^(−½) g, so that Ω becomes I + A′ᵀA′ and unequal priors
+cost no digits. Fitting factorises once; `variance` only solves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import RunError
+from .jacobian import Jacobian
+from .linalg import (
+    QR_CONDITION,
+    check_condition,
+    dual_variance,
+    factor_of_rows,
+    largest_eigenvalue,
+    safe_cholesky,
+    solve_lower,
+)
+from .precision import Precision, column_chunks, row_norms
+
+Form = Literal["primal", "dual"]
+
+
+@dataclass(frozen=True)
+class SubnetPosterior:
+    """Gaussian over the parameters in S; all others stay at their value."""
+
+    indices: Tensor  # S (k,)
+    prior: Tensor  # v_S (k,)
+    form: Form
+    factor: Tensor  # L of I + A′ᵀA′ (k, k), or of I + A′A′ᵀ (N·C, N·C)
+    columns: Tensor | None  # A′ (N·C, k), dual form only
+    freedom: float  # tr(Ω_SS⁻¹ (AᵀA)_SS): how many of the k parameters the data determine
+    condition: float  # κ = λmax(A′ᵀA′)
+
+    def variance(self, J_S: Tensor) -> Tensor:
+        """g_Sᵀ Ω_SS⁻¹ g_S for rows J_S (m, C, k) → (m, C)."""
+        g = (J_S / self.prior.sqrt()).flatten(0, 1).T  # (k, m·C)
+        if self.columns is None:
+            flat = solve_lower(self.factor, g).square().sum(0)
+        else:
+            flat = self._dual(self.columns, g)
+        return flat.reshape(J_S.shape[:2])
+
+    def _dual(self, A: Tensor, g: Tensor) -> Tensor:
+        def residual_norms(chosen: Tensor, w: Tensor) -> Tensor:
+            return (g[:, chosen] - A.T @ w).square().sum(0)
+
+        return dual_variance(self.factor, A @ g, g.square().sum(0), residual_norms)
+
+
+@dataclass(frozen=True)
+class FullPosterior:
+    """All p parameters at once, through the Gram matrix of the training rows."""
+
+    precision: Precision
+    factor: Tensor  # L of I + K (N·C, N·C)
+    freedom: float
+    condition: float
+
+    def variance(self, test: Jacobian, norms: Tensor) -> Tensor:
+        """gᵀ Ω⁻¹ g for every row and output of `test` (M, C), given its squared norms (M·C,)."""
+        cross = self.precision.cross_gram(test)  # (N·C, M·C)
+
+        def residual_norms(chosen: Tensor, w: Tensor) -> Tensor:
+            return self.precision.residual_norms(test, chosen, w)
+
+        return dual_variance(self.factor, cross, norms, residual_norms).reshape(test.outputs.shape)
+
+
+def fit_subnet(precision: Precision, S: Tensor, form: Form | None = None) -> SubnetPosterior:
+    """Posterior over S: primal (k × k) where k ≤ N·C, else dual (N·C × N·C)."""
+    k, rows = len(S), precision.n_rows
+    form = form or ("primal" if k <= rows else "dual")
+    needed = 8 * (3 * k * k if form == "primal" else 2 * rows * (rows + k))
+    if needed > precision.memory:
+        raise RunError(
+            f"a posterior over {k} parameters with {rows} rows needs about {needed / 2**30:.1f} GiB, more than "
+            f"the {precision.memory / 2**30:.1f} GiB allowed",
+            hint="lower --k, use fewer training rows, or raise --memory",
+        )
+    return (_fit_primal if form == "primal" else _fit_dual)(precision, S)
+
+
+def _fit_primal(precision: Precision, S: Tensor) -> SubnetPosterior:
+    v = precision.prior[S]
+    scale = v.rsqrt()
+    B = torch.zeros(len(S), len(S), dtype=torch.float64, device=v.device)
+    for A in precision.column_chunks(S):
+        A = A * scale
+        B = torch.addmm(B, A.T, A)
+    condition = check_condition(largest_eigenvalue(lambda x: B @ x, len(S), v))
+    if condition > QR_CONDITION:
+        L = factor_of_rows((A * scale for A in precision.column_chunks(S)), len(S), v)
+    else:
+        B.diagonal().add_(1.0)
+        L = safe_cholesky(B, lambda i: precision.layout.describe(int(S[i])))
+    # ‖L⁻¹A′ᵀ‖², a sum of squares: k − tr(Ω⁻¹V) would cancel where the data say little.
+    freedom = sum(float(solve_lower(L, (A * scale).T).square().sum()) for A in precision.column_chunks(S))
+    return SubnetPosterior(S, v, "primal", L, None, freedom, condition)
+
+
+def _fit_dual(precision: Precision, S: Tensor) -> SubnetPosterior:
+    v = precision.prior[S]
+    A = precision.columns(S) * v.rsqrt()  # (N·C, k)
+    L, freedom, condition = _factor_gram(A @ A.T)
+    return SubnetPosterior(S, v, "dual", L, A, freedom, condition)
+
+
+def fit_full(precision: Precision) -> FullPosterior:
+    """Full linearized Laplace; nothing of size p × p exists."""
+    rows = precision.n_rows
+    needed = 8 * 4 * rows * rows
+    if needed > precision.memory:
+        raise RunError(
+            f"the full posterior over {rows} rows needs about {needed / 2**30:.1f} GiB for its Gram matrix, more "
+            f"than the {precision.memory / 2**30:.1f} GiB allowed",
+            hint="use fewer training rows (splits.train.n), raise --memory, or go without it: --full none",
+        )
+    L, freedom, condition = _factor_gram(precision.gram())
+    return FullPosterior(precision, L, freedom, condition)
+
+
+def _factor_gram(K: Tensor) -> tuple[Tensor, float, float]:
+    """(L of I + K, tr((I + K)⁻¹K), λmax of K)."""
+    condition = check_condition(largest_eigenvalue(lambda x: K @ x, len(K), K))
+    K.diagonal().add_(1.0)
+    L = safe_cholesky(K, lambda i: f"training row {i}")
+    inverse_half = solve_lower(L, torch.eye(len(K), dtype=K.dtype, device=K.device))
+    # N·C − tr M, summed as the rows' own shares, each between 0 and 1.
+    freedom = float((1.0 - inverse_half.square().sum(0)).clamp(min=0.0).sum())
+    return L, freedom, condition
+
+
+def diagonal_variance(precision: Precision, data_diagonal: Tensor, test: Jacobian) -> Tensor:
+    """Σⱼ gⱼ²/Ωⱼⱼ for every row and output of `test` (M, C): the diagonal Laplace reference."""
+    return row_norms(test, precision.prior + data_diagonal, precision.memory).reshape(test.outputs.shape)
+
+
+def diagonal_freedom(precision: Precision, data_diagonal: Tensor) -> float:
+    """tr(diag(Ω)⁻¹ AᵀA)."""
+    return float((data_diagonal / (data_diagonal + precision.prior)).sum())
+
+
+def subnet_variance(posterior: SubnetPosterior, test: Jacobian, memory: int) -> Tensor:
+    """`posterior.variance` over all rows of `test` (M, C), a chunk of rows at a time."""
+    return torch.cat([posterior.variance(J_S) for _, J_S in column_chunks(test, posterior.indices, memory)])

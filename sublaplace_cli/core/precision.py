@@ -1,0 +1,168 @@
+"""Ω = AᵀA + V as a small object that answers questions and is never formed.
+
+Its diagonal, some of its columns, a principal sub-matrix, and the Gram matrix of its rows: each a sum over
+row chunks or blocks of the Jacobian, within a memory budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .blocks import weighted
+from .jacobian import Jacobian, block_groups, bytes_per_row, row_tiles
+from .layout import Layout
+
+# Share of the memory budget that one tile of Jacobian rows may take: two tiles and their float64
+# panels live at once, beside the matrices that the caller holds.
+TILE_SHARE = 6
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The Gauss–Newton precision of the training rows: Σₙ Jₙᵀ Hₙ Jₙ + V."""
+
+    jacobian: Jacobian
+    root: Tensor  # W (N, C, C)
+    prior: Tensor  # v (p,)
+    memory: int
+
+    @property
+    def layout(self) -> Layout:
+        return self.jacobian.layout
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of A: N·C."""
+        return self.root.shape[0] * self.root.shape[1]
+
+    def data_diagonal(self) -> Tensor:
+        """diag(Ω) − V, the weighted sum of squared gradients (p,)."""
+        return squared_gradients(self.jacobian, self.root, self.memory)
+
+    def column_chunks(self, S: Tensor) -> Iterator[Tensor]:
+        """A[:, S], a chunk of rows at a time (m·C, k)."""
+        for start, J_S in column_chunks(self.jacobian, S, self.memory):
+            A = weighted(J_S, self.root[start : start + len(J_S)])
+            yield A.reshape(-1, len(S))
+
+    def columns(self, S: Tensor) -> Tensor:
+        """A[:, S] as a whole (N·C, k)."""
+        return torch.cat(list(self.column_chunks(S)))
+
+    def gram(self) -> Tensor:
+        """K = A V⁻¹ Aᵀ (N·C, N·C)."""
+        K = gram(self.jacobian, self.jacobian, self.prior, self.memory)
+        return weigh_columns(weigh_columns(K, self.root).T, self.root)
+
+    def cross_gram(self, other: Jacobian) -> Tensor:
+        """A V⁻¹ J′ᵀ with the unweighted rows of another Jacobian (N·C, M·C)."""
+        cross = gram(other, self.jacobian, self.prior, self.memory)
+        return weigh_columns(cross, self.root).T
+
+    def residual_norms(self, other: Jacobian, chosen: Tensor, w: Tensor) -> Tensor:
+        """‖g − Aᵀw‖² in the metric V⁻¹ for chosen rows g (flat over M·C) of another Jacobian."""
+        u = weigh_rows(w, self.root)  # Aᵀw = Jᵀ(Ww)
+        totals = torch.zeros(len(chosen), dtype=torch.float64, device=w.device)
+        for group in block_groups(self.jacobian, other):
+            width = sum(self.layout.parameters[i].size for i in group)
+            step = max(1, self.memory // TILE_SHARE // (8 * width))
+            for left in range(0, len(chosen), step):
+                part = slice(left, left + step)
+                totals[part] += self._group_residual(other, chosen[part], u[:, part], group)
+        return totals
+
+    def _group_residual(self, other: Jacobian, chosen: Tensor, u: Tensor, group: list[int]) -> Tensor:
+        pulled = [
+            torch.zeros(self.layout.parameters[i].size, u.shape[1], dtype=torch.float64, device=u.device)
+            for i in group
+        ]
+        C = self.root.shape[1]
+        N = self.root.shape[0]
+        for a, b in row_tiles(N, bytes_per_row(self.jacobian, group), self.memory // TILE_SHARE):
+            for total, block in zip(pulled, self.jacobian.load(a, b, group), strict=True):
+                total += block.pull(u[a * C : b * C])
+        result = torch.zeros(len(chosen), dtype=torch.float64, device=u.device)
+        for column, row in enumerate((chosen // C).tolist()):
+            for total, block in zip(pulled, other.load(row, row + 1, group), strict=True):
+                residual = block.flat[int(chosen[column]) % C].double() - total[:, column]
+                result[column] += (residual.square() / self.prior[block.span]).sum()
+        return result
+
+
+def squared_gradients(jacobian: Jacobian, root: Tensor | None, memory: int) -> Tensor:
+    """Σₙ diag(Jₙᵀ Hₙ Jₙ) over all rows (p,); unweighted where `root` is None."""
+    total = torch.zeros(jacobian.layout.size, dtype=torch.float64, device=jacobian.outputs.device)
+    for a, b in row_tiles(len(jacobian.outputs), bytes_per_row(jacobian), memory // TILE_SHARE):
+        for block in jacobian.load(a, b):
+            total[block.span] += block.squares(None if root is None else root[a:b])
+    return total
+
+
+def column_chunks(jacobian: Jacobian, S: Tensor, memory: int) -> Iterator[tuple[int, Tensor]]:
+    """(first row, J[rows, :, S]) in the order of S (m, C, k), reading only the blocks that hold some of S."""
+    C = jacobian.outputs.shape[1]
+    places = _places(jacobian.layout, S)
+    which = [i for i, _, _ in places]
+    row_bytes = bytes_per_row(jacobian, which) + 16 * C * len(S)
+    for a, b in row_tiles(len(jacobian.outputs), row_bytes, memory // TILE_SHARE):
+        J_S = torch.empty(b - a, C, len(S), dtype=torch.float64, device=jacobian.outputs.device)
+        for block, (_, positions, local) in zip(jacobian.load(a, b, which), places, strict=True):
+            J_S[:, :, positions] = block.columns(local)
+        yield a, J_S
+
+
+def gram(left: Jacobian, right: Jacobian, prior: Tensor, memory: int) -> Tensor:
+    """J V⁻¹ J′ᵀ (M·C, M′·C), unweighted; of one Jacobian with itself only one triangle is computed."""
+    C, device = left.outputs.shape[1], left.outputs.device
+    K = torch.zeros(len(left.outputs) * C, len(right.outputs) * C, dtype=torch.float64, device=device)
+    same = left is right
+    for group in block_groups(left, right):
+        budget = memory // TILE_SHARE
+        columns = row_tiles(len(right.outputs), bytes_per_row(right, group), budget)
+        for a, b in row_tiles(len(left.outputs), bytes_per_row(left, group), budget):
+            A = left.load(a, b, group)
+            for c, d in columns:
+                if (
+                    same and c < a
+                ):  # the tiles of one Jacobian lie on one grid: below the diagonal, mirrored later
+                    continue
+                B = A if same and c == a else right.load(c, d, group)
+                for x, y in zip(A, B, strict=True):
+                    K[a * C : b * C, c * C : d * C] += x.gram(y, prior[x.span])
+    return torch.triu(K) + torch.triu(K, 1).T if same else K
+
+
+def row_norms(jacobian: Jacobian, prior: Tensor, memory: int) -> Tensor:
+    """Squared norms of the rows in the metric V⁻¹ (M·C,)."""
+    C = jacobian.outputs.shape[1]
+    norms = torch.zeros(len(jacobian.outputs) * C, dtype=torch.float64, device=jacobian.outputs.device)
+    for a, b in row_tiles(len(jacobian.outputs), bytes_per_row(jacobian), memory // TILE_SHARE):
+        for block in jacobian.load(a, b):
+            norms[a * C : b * C] += block.norms(prior[block.span])
+    return norms
+
+
+def weigh_columns(K: Tensor, W: Tensor) -> Tensor:
+    """K with its columns (n, c) turned by Wₙ: (r, N·C) → (r, N·C)."""
+    N, C, _ = W.shape
+    return torch.einsum("rnc,ncd->rnd", K.reshape(-1, N, C), W).reshape(-1, N * C)
+
+
+def weigh_rows(w: Tensor, W: Tensor) -> Tensor:
+    """Wₙ wₙ for coefficients of weighted rows: (N·C, r) → (N·C, r)."""
+    N, C, _ = W.shape
+    return torch.einsum("ncd,ndr->ncr", W, w.reshape(N, C, -1)).reshape(N * C, -1)
+
+
+def _places(layout: Layout, S: Tensor) -> list[tuple[int, Tensor, Tensor]]:
+    """For each block that holds some of S: its number, where in S they stand, and where in the block."""
+    places = []
+    for i, q in enumerate(layout.parameters):
+        positions = ((S >= q.span.start) & (S < q.span.stop)).nonzero().squeeze(1)
+        if len(positions):
+            places.append((i, positions, S[positions] - q.offset))
+    return places

@@ -1,0 +1,87 @@
+"""A selection method is a function of the problem and k that returns indices.
+
+To add one:
+1. write `name(problem: SelectionProblem, k: int) -> Selection` in a file here,
+2. add one line to `catalog.METHODS`,
+3. the contract tests over all methods pick it up; add what is particular to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...errors import UserError
+from ..layout import Layout
+from ..precision import Precision
+
+
+@dataclass(frozen=True)
+class SelectionProblem:
+    """All that a method may look at."""
+
+    precision: Precision  # Ω of the training rows
+    score: Tensor  # (p,) squared gradients over the reference rows
+    data_diagonal: Tensor  # (p,) diag(Ω) − V
+    theta: Tensor  # (p,) the trained parameters
+    last_linear: tuple[str, ...]  # parameter names of the last nn.Linear that runs
+    seed: int = 0
+    pool: str = "all"
+
+    @property
+    def layout(self) -> Layout:
+        return self.precision.layout
+
+    @property
+    def prior(self) -> Tensor:
+        return self.precision.prior
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Flat indices in the order chosen, and the value that each was chosen by."""
+
+    indices: Tensor  # (k,) int64
+    values: Tensor  # (k,) float64
+
+
+def rounded(values: Tensor) -> Tensor:
+    """Values to 12 significant digits, so that rounding noise does not decide between equals."""
+    values = values.double()
+    magnitude = values.abs()
+    exponent = torch.floor(torch.log10(magnitude.clamp(min=1e-290)))
+    digits = torch.round(magnitude / 10.0**exponent * 1e11)
+    carried = digits >= 1e12  # 9.999… became 10: the same number must have one representation
+    digits, exponent = torch.where(carried, digits / 10, digits), exponent + carried
+    return torch.sign(values) * digits * 10.0 ** (exponent - 11)
+
+
+def largest(values: Tensor, k: int) -> Tensor:
+    """Indices of the k largest after rounding, in falling order; ties go to the lower index."""
+    return torch.sort(rounded(values), descending=True, stable=True).indices[:k]
+
+
+def smallest(values: Tensor, k: int) -> Tensor:
+    """Indices of the k smallest after rounding, in rising order; ties go to the lower index."""
+    return torch.sort(rounded(values), stable=True).indices[:k]
+
+
+def checked(indices: Tensor, p: int, method: str, k: int | None = None) -> Tensor:
+    """k unique flat indices within 0..p−1, or an error that says what is wrong with them."""
+    flat = torch.as_tensor(indices)
+    problem = None
+    if flat.ndim != 1 or flat.is_floating_point() or flat.dtype == torch.bool:
+        problem = f"expected a vector of integers, got {flat.dtype} of shape {tuple(flat.shape)}"
+    elif k is not None and len(flat) != k:
+        problem = f"expected {k} indices, got {len(flat)}"
+    elif len(flat) == 0:
+        problem = "it chose no parameter"
+    elif int(flat.min()) < 0 or int(flat.max()) >= p:
+        problem = f"indices must lie in 0..{p - 1}, got {int(flat.min())}..{int(flat.max())}"
+    elif len(torch.unique(flat)) != len(flat):
+        problem = "an index occurs twice"
+    if problem:
+        raise UserError(f"the selection of '{method}' is not valid: {problem}")
+    return flat.to(torch.int64)

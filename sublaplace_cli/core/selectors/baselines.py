@@ -1,0 +1,61 @@
+"""What people did before, and what every comparison needs beside it."""
+
+from __future__ import annotations
+
+import torch
+
+from ...errors import UserError, suggestion
+from . import Selection, SelectionProblem, largest, smallest
+
+
+def subnet_diagonal(problem: SelectionProblem, k: int) -> Selection:
+    """The k smallest of diag(Ω)."""
+    diagonal = problem.data_diagonal + problem.prior
+    indices = smallest(diagonal, k)
+    return Selection(indices, diagonal[indices])
+
+
+def last_k(problem: SelectionProblem, k: int) -> Selection:
+    """The trailing k of the flat vector, last first, so that a smaller k is a prefix."""
+    p = problem.layout.size
+    indices = torch.arange(p - 1, p - 1 - k, -1, device=problem.score.device)
+    return Selection(indices, problem.score[indices])
+
+
+def random(problem: SelectionProblem, k: int) -> Selection:
+    """A seeded uniform choice, drawn on the CPU so that every device gets the same one."""
+    generator = torch.Generator().manual_seed(problem.seed)
+    indices = torch.randperm(problem.layout.size, generator=generator)[:k].to(problem.score.device)
+    return Selection(indices, problem.score[indices])
+
+
+def magnitude(problem: SelectionProblem, k: int) -> Selection:
+    """The k largest |θ|."""
+    sizes = problem.theta.abs()
+    indices = largest(sizes, k)
+    return Selection(indices, sizes[indices])
+
+
+def neural_linear(problem: SelectionProblem, _k: int) -> Selection:
+    """All parameters of the last linear layer that runs."""
+    if not problem.last_linear:
+        raise UserError(
+            "neural-linear found no trainable nn.Linear layer that runs in this model",
+            hint="name the parameters yourself: --method 'names:PATTERN'",
+        )
+    parameters = [q for q in problem.layout.parameters if q.name in problem.last_linear]
+    return _whole(problem, problem.layout.indices(parameters))
+
+
+def by_name(problem: SelectionProblem, pattern: str) -> Selection:
+    """All parameters whose name matches the glob."""
+    parameters = problem.layout.matching(pattern)
+    if not parameters:
+        names = [q.name for q in problem.layout.parameters]
+        raise UserError(f"no trainable parameter matches 'names:{pattern}'", hint=suggestion(pattern, names))
+    return _whole(problem, problem.layout.indices(parameters))
+
+
+def _whole(problem: SelectionProblem, indices: torch.Tensor) -> Selection:
+    indices = indices.to(problem.score.device)
+    return Selection(indices, problem.score[indices])

@@ -1,0 +1,158 @@
+"""The paper's formulas, dense and literal, in float64: the oracle that every fast answer is compared with.
+
+Imports nothing from the package. Ω is formed as a p × p matrix, gradients by one autograd call a row and output.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+
+def flat_parameters(model):
+    return [q for q in model.parameters() if q.requires_grad]
+
+
+def call(model, inputs, i):
+    """Outputs (C,) of row i for one tensor, a dict or a tuple of tensors."""
+    if isinstance(inputs, dict):
+        out = model({name: t[i : i + 1] for name, t in inputs.items()})
+    elif isinstance(inputs, tuple):
+        out = model(tuple(t[i : i + 1] for t in inputs))
+    else:
+        out = model(inputs[i : i + 1])
+    return out.reshape(-1)
+
+
+def jacobian(model, inputs, n):
+    """(f (n, C), J (n, C, p)) by plain autograd, a row and an output at a time."""
+    parameters = flat_parameters(model)
+    f_rows, J_rows = [], []
+    for i in range(n):
+        f = call(model, inputs, i)
+        J = []
+        for c in range(len(f)):
+            gradients = torch.autograd.grad(f[c], parameters, retain_graph=True, allow_unused=True)
+            J.append(
+                torch.cat(
+                    [
+                        (torch.zeros_like(q) if g is None else g).reshape(-1)
+                        for g, q in zip(gradients, parameters, strict=True)
+                    ]
+                )
+            )
+        f_rows.append(f.detach())
+        J_rows.append(torch.stack(J).detach())
+    return torch.stack(f_rows).double(), torch.stack(J_rows).double()
+
+
+def output_hessian(task, f, sigma2):
+    """H (n, C, C) of the negative log-likelihood in f."""
+    n, C = f.shape
+    if task == "regression":
+        return torch.eye(C).double().expand(n, C, C) / sigma2
+    if task == "binary":
+        q = torch.sigmoid(f)
+        return (q * (1 - q)).reshape(n, 1, 1)
+    q = torch.softmax(f, 1)
+    return torch.stack([torch.diag(r) - torch.outer(r, r) + 1e-6 * torch.eye(C) for r in q]).double()
+
+
+def precision(J, H, v):
+    """Ω = Σ JₙᵀHₙJₙ + V (p, p)."""
+    omega = torch.diag(v).clone()
+    for Jn, Hn in zip(J, H, strict=True):
+        omega += Jn.T @ Hn @ Jn
+    return omega
+
+
+def data_term(J, H):
+    return precision(J, H, torch.zeros(J.shape[2]).double())
+
+
+def subnet_variance(J_test, omega, S):
+    """PV(S) = g_Sᵀ Ω_SS⁻¹ g_S (m, C)."""
+    inverse = torch.linalg.inv(omega[S][:, S])
+    g = J_test[:, :, S]
+    return torch.einsum("mcj,jl,mcl->mc", g, inverse, g)
+
+
+def ipv(J, H, v, S, sigma2):
+    """(σ₀²/N)(|S| − tr(Ω_SS⁻¹ V_SS)); σ₀² = 1 for classification."""
+    omega = precision(J, H, v)
+    inverse = torch.linalg.inv(omega[S][:, S])
+    return sigma2 / len(J) * (len(S) - float((inverse.diagonal() * v[S]).sum()))
+
+
+def significant(x):
+    """Twelve significant digits, through decimal text."""
+    return np.array([float(f"{value:.11e}") for value in np.asarray(x, dtype=np.float64)])
+
+
+def gradient_selection(score, v, k):
+    keys = significant(score / v)
+    return sorted(range(len(keys)), key=lambda j: (-keys[j], j))[:k]
+
+
+def subnet_diagonal_selection(omega, k):
+    keys = significant(omega.diagonal())
+    return sorted(range(len(keys)), key=lambda j: (keys[j], j))[:k]
+
+
+def greedy_selection(omega, v, k, pool=None):
+    """Algorithm 2, literally: largest diagonal entry, then the Schur complement of the rest."""
+    remaining = sorted(range(len(v))) if pool is None else sorted(pool)
+    current = omega[remaining][:, remaining].clone()
+    chosen = []
+    for _ in range(k):
+        keys = significant(current.diagonal() / v[remaining])
+        s = int(np.argmax(keys))
+        chosen.append(remaining[s])
+        keep = [i for i in range(len(remaining)) if i != s]
+        column = current[keep, s]
+        current = current[keep][:, keep] - torch.outer(column, column) / current[s, s]
+        remaining = [remaining[i] for i in keep]
+    return chosen
+
+
+def regression_metrics(y, f, std, sigma2):
+    total = torch.sqrt(std**2 + sigma2)
+    normal = torch.distributions.Normal(f, total)
+    z = (y - f) / total
+    phi = torch.exp(torch.distributions.Normal(0.0, 1.0).log_prob(z))
+    Phi = torch.distributions.Normal(0.0, 1.0).cdf(z)
+    crps = total * (z * (2 * Phi - 1) + 2 * phi - 1 / math.sqrt(math.pi))
+    return {
+        "nll": float(-normal.log_prob(y).mean()),
+        "rmse": float(((y - f) ** 2).mean().sqrt()),
+        "crps": float(crps.mean()),
+        "coverage95_total": float(((y - f).abs() <= 1.96 * total).double().mean()),
+    }
+
+
+def classification_metrics(task, y, f, std):
+    z = f / torch.sqrt(1 + math.pi * std**2 / 8)
+    if task == "binary":
+        q = torch.sigmoid(z[:, 0])
+        p = torch.stack([1 - q, q], 1)
+    else:
+        p = torch.softmax(z, 1)
+    n = len(y)
+    truth = torch.zeros_like(p)
+    truth[range(n), y] = 1.0
+    top, guess = p.max(1)
+    ece = 0.0
+    for b in range(15):
+        inside = (top > b / 15) & (top <= (b + 1) / 15)
+        if inside.any():
+            hit = (guess[inside] == y[inside]).double().mean()
+            ece += float(inside.double().mean() * (hit - top[inside].mean()).abs())
+    brier = (p - truth) ** 2
+    return {
+        "nll": float(-torch.log(p[range(n), y]).mean()),
+        "accuracy": float((guess == y).double().mean()),
+        "brier": float((brier[:, 1] if task == "binary" else brier.sum(1)).mean()),
+        "ece": ece,
+    }

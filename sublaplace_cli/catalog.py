@@ -9,10 +9,55 @@ To add a method, a likelihood, a data format or an architecture:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 from .errors import UserError, suggestion
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of section 2 of the contract."""
+
+    entry: str | None  # "module:function" of a selector; None for a reference without a sub-network
+    summary: str
+    takes_k: bool = True
+    nested: bool = True  # the choice for a smaller k is a prefix of that for a larger one
+
+
+_SELECTORS = "sublaplace_cli.core.selectors"
+METHODS = {
+    "gradient": Method(f"{_SELECTORS}.gradient:gradient", "k largest weighted mean squared gradients (Algorithm 1)"),
+    "greedy": Method(f"{_SELECTORS}.greedy:greedy", "largest remaining Schur complement (Algorithm 2)"),
+    "subnet-diagonal": Method(f"{_SELECTORS}.baselines:subnet_diagonal", "k smallest of diag(Ω)"),
+    "last-k": Method(f"{_SELECTORS}.baselines:last_k", "the last k of the flat parameter vector"),
+    "neural-linear": Method(f"{_SELECTORS}.baselines:neural_linear", "all of the last linear layer", takes_k=False),
+    "random": Method(f"{_SELECTORS}.baselines:random", "a seeded uniform choice"),
+    "magnitude": Method(f"{_SELECTORS}.baselines:magnitude", "k largest |θ|"),
+    "full": Method(None, "full linearized Laplace, through the Gram kernel", takes_k=False),
+    "map": Method(None, "no posterior: the network alone", takes_k=False),
+    "diagonal": Method(None, "diagonal Laplace", takes_k=False),
+}
+# Documented, but not in this version: refused by name instead of as unknown.
+METHODS_TO_COME = ("variance", "norm", "constant", "kfac", "ensemble")
+NAMES_PREFIX = "names:"
+
+LIKELIHOODS = {
+    "regression": "sublaplace_cli.core.likelihoods:regression",
+    "binary": "sublaplace_cli.core.likelihoods:binary",
+    "multiclass": "sublaplace_cli.core.likelihoods:multiclass",
+}
+
+FORMATS = {
+    "table": "sublaplace_cli.formats:table",
+    "tsv": "sublaplace_cli.formats:tsv",
+    "json": "sublaplace_cli.formats:json_text",
+    "csv": "sublaplace_cli.formats:csv_text",
+    "markdown": "sublaplace_cli.formats:markdown",
+}
+FORMATS_TO_COME = ("jsonl", "junit", "github")
+SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown", ".tsv": "tsv", ".txt": "table"}
 
 ARCHITECTURES = {
     "mlp": "sublaplace_cli.models.mlp:mlp",

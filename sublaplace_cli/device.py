@@ -1,0 +1,64 @@
+"""The only user of torch.cuda: which device, how much memory is free on it, waiting for it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from .errors import UserError
+
+# What may be taken of the memory that is free: the rest is for the interpreter, the file cache and others.
+SAFE_SHARE = 0.6
+
+
+def choose(name: str) -> torch.device:
+    """`auto` is CUDA where there is one; asking for a CUDA device that is not there is an error."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"--device {name} is not a device", hint="expected auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"--device {name}: there is no CUDA device here", hint="use --device cpu or auto")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"--device {name}: there are only {torch.cuda.device_count()} CUDA devices here")
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"--device {name} is not supported", hint="expected auto, cpu, cuda or cuda:N")
+    return device
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on the device; on the CPU, within the limits of the machine and the container."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min(_machine_available(), _container_available())
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has done what it was given, so that times are true."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _machine_available() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _container_available() -> int:
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return 2**62
+    return 2**62 if limit == "max" else max(0, int(limit) - used)

@@ -69,16 +69,10 @@ def prepare_capture(model: nn.Module, layout: Layout, sample: Inputs, memory: in
         again = outputs(model, sample)
     if not bool(torch.isfinite(f).all()):
         raise NumericsError(*_non_finite_outputs(model, f, sample))
-    _require_agreement(
-        f, again, "the same rows gave different outputs when read twice", _random_layers(model)
-    )
+    _require_agreement(f, again, "the same rows gave different outputs when read twice", _random_layers(model))
     one_by_one = torch.cat([_first_row(model, sample, i) for i in range(row_count(sample))])
-    _require_agreement(
-        f, one_by_one, "a row's output depends on the other rows of its batch", _batch_layers(model)
-    )
-    capture = Capture(
-        model, layout, f.shape[1], _rows_per_pass(model, layout, sample, f.shape[1], memory), True
-    )
+    _require_agreement(f, one_by_one, "a row's output depends on the other rows of its batch", _batch_layers(model))
+    capture = Capture(model, layout, f.shape[1], _rows_per_pass(model, layout, sample, f.shape[1], memory), True)
     try:
         capture(sample)
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
@@ -87,9 +81,7 @@ def prepare_capture(model: nn.Module, layout: Layout, sample: Inputs, memory: in
     return capture
 
 
-def _batched_jacobian(
-    model: nn.Module, layout: Layout, C: int, inputs: Inputs
-) -> tuple[Tensor, dict[str, Tensor]]:
+def _batched_jacobian(model: nn.Module, layout: Layout, C: int, inputs: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
     trainable, fixed = _split_state(model, layout)
 
     def one_row(parameters: dict[str, Tensor], row: Inputs) -> tuple[Tensor, Tensor]:
@@ -101,9 +93,7 @@ def _batched_jacobian(
     return f, {name: t.unsqueeze(1) if C == 1 else t for name, t in J.items()}
 
 
-def _rowwise_jacobian(
-    model: nn.Module, layout: Layout, C: int, inputs: Inputs
-) -> tuple[Tensor, dict[str, Tensor]]:
+def _rowwise_jacobian(model: nn.Module, layout: Layout, C: int, inputs: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
     trainable, fixed = _split_state(model, layout)
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in trainable.items()}
     f_rows, J_rows = [], []
@@ -155,9 +145,7 @@ def _require_agreement(f: Tensor, other: Tensor, finding: str, suspects: list[st
 
 
 def _random_layers(model: nn.Module) -> list[str]:
-    return [
-        f"{name} ({type(m).__name__})" for name, m in model.named_modules() if "Dropout" in type(m).__name__
-    ]
+    return [f"{name} ({type(m).__name__})" for name, m in model.named_modules() if "Dropout" in type(m).__name__]
 
 
 def _batch_layers(model: nn.Module) -> list[str]:

@@ -27,11 +27,7 @@ def map_inputs(change: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
 
 def row_count(inputs: Inputs) -> int:
     first = (
-        next(iter(inputs.values()))
-        if isinstance(inputs, dict)
-        else inputs[0]
-        if isinstance(inputs, tuple)
-        else None
+        next(iter(inputs.values())) if isinstance(inputs, dict) else inputs[0] if isinstance(inputs, tuple) else None
     )
     return len(inputs if first is None else first)  # type: ignore[arg-type]
 
@@ -59,11 +55,7 @@ def as_matrix(raw: Any, n_rows: int) -> Tensor:
     """(rows,) and (rows, C) both become (rows, C); anything else is refused."""
     if isinstance(raw, Tensor) and raw.ndim in (1, 2) and raw.shape[0] == n_rows and raw.is_floating_point():
         return raw.unsqueeze(1) if raw.ndim == 1 else raw
-    found = (
-        f"a tensor of shape {tuple(raw.shape)} and {raw.dtype}"
-        if isinstance(raw, Tensor)
-        else type(raw).__name__
-    )
+    found = f"a tensor of shape {tuple(raw.shape)} and {raw.dtype}" if isinstance(raw, Tensor) else type(raw).__name__
     raise UserError(
         f"the model returned {found} for {n_rows} rows; expected a floating-point tensor of shape (rows, outputs)",
         hint="write a small module around the network that returns one row of outputs for each input row",
@@ -87,9 +79,7 @@ def last_linear(model: nn.Module, inputs: Inputs) -> list[str]:
     if not ran:
         return []
     wanted = {id(tensor) for tensor in model.get_submodule(ran[-1]).parameters(recurse=False)}
-    return [
-        name for name, tensor in model.named_parameters() if id(tensor) in wanted and tensor.requires_grad
-    ]
+    return [name for name, tensor in model.named_parameters() if id(tensor) in wanted and tensor.requires_grad]
 
 
 def activation_count(model: nn.Module, inputs: Inputs) -> int:

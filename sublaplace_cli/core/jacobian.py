@@ -16,6 +16,12 @@ from torch import Tensor
 from .blocks import DenseBlock
 from .layout import Layout
 
+# Share of the memory budget that one tile of rows may take: two tiles and their float64 panels live at
+# once, beside the matrices that the caller holds. Wider tiles gain no speed, and the cap keeps the order
+# of the sums, hence the bits, independent of how much memory happens to be free.
+TILE_SHARE = 6
+MOST_TILE_BYTES = 256 * 2**20
+
 
 class Jacobian(Protocol):
     """N rows of (C outputs × p parameters), in blocks of one parameter tensor each."""
@@ -100,8 +106,9 @@ def aligned(start: int, stop: int, step: int, n_rows: int) -> Iterator[tuple[int
 
 
 def row_tiles(n_rows: int, bytes_per_row: int, memory: int) -> list[tuple[int, int]]:
-    """Slices of rows, each within `memory` bytes (never less than one row)."""
-    step = max(1, min(n_rows, memory // max(bytes_per_row, 1)))
+    """Slices of rows, each within its share of `memory` bytes (never less than one row)."""
+    budget = min(memory // TILE_SHARE, MOST_TILE_BYTES)
+    step = max(1, min(n_rows, budget // max(bytes_per_row, 1)))
     return [(left, min(left + step, n_rows)) for left in range(0, n_rows, step)]
 
 

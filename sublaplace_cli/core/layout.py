@@ -45,9 +45,7 @@ class Layout:
     @classmethod
     def from_shapes(cls, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> Layout:
         offsets = accumulate((math.prod(shape) for _, shape in shapes), initial=0)
-        return cls(
-            tuple(Parameter(name, shape, o) for (name, shape), o in zip(shapes, offsets, strict=False))
-        )
+        return cls(tuple(Parameter(name, shape, o) for (name, shape), o in zip(shapes, offsets, strict=False)))
 
     @cached_property
     def size(self) -> int:

@@ -42,9 +42,7 @@ def solve_lower_transposed(L: Tensor, B: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(L.T, B, upper=True)
 
 
-def largest_eigenvalue(
-    multiply: Callable[[Tensor], Tensor], size: int, like: Tensor, steps: int = 30
-) -> float:
+def largest_eigenvalue(multiply: Callable[[Tensor], Tensor], size: int, like: Tensor, steps: int = 30) -> float:
     """Power iteration on a positive semi-definite operator, from a fixed start so that runs repeat."""
     start = torch.randn(size, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     x = start.to(like.device)

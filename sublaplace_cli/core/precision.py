@@ -13,12 +13,8 @@ import torch
 from torch import Tensor
 
 from .blocks import weighted
-from .jacobian import Jacobian, block_groups, bytes_per_row, row_tiles
+from .jacobian import TILE_SHARE, Jacobian, block_groups, bytes_per_row, row_tiles
 from .layout import Layout
-
-# Share of the memory budget that one tile of Jacobian rows may take: two tiles and their float64
-# panels live at once, beside the matrices that the caller holds.
-TILE_SHARE = 6
 
 
 @dataclass(frozen=True)
@@ -77,12 +73,11 @@ class Precision:
 
     def _group_residual(self, other: Jacobian, chosen: Tensor, u: Tensor, group: list[int]) -> Tensor:
         pulled = [
-            torch.zeros(self.layout.parameters[i].size, u.shape[1], dtype=torch.float64, device=u.device)
-            for i in group
+            torch.zeros(self.layout.parameters[i].size, u.shape[1], dtype=torch.float64, device=u.device) for i in group
         ]
         C = self.root.shape[1]
         N = self.root.shape[0]
-        for a, b in row_tiles(N, bytes_per_row(self.jacobian, group), self.memory // TILE_SHARE):
+        for a, b in row_tiles(N, bytes_per_row(self.jacobian, group), self.memory):
             for total, block in zip(pulled, self.jacobian.load(a, b, group), strict=True):
                 total += block.pull(u[a * C : b * C])
         result = torch.zeros(len(chosen), dtype=torch.float64, device=u.device)
@@ -96,7 +91,7 @@ class Precision:
 def squared_gradients(jacobian: Jacobian, root: Tensor | None, memory: int) -> Tensor:
     """Σₙ diag(Jₙᵀ Hₙ Jₙ) over all rows (p,); unweighted where `root` is None."""
     total = torch.zeros(jacobian.layout.size, dtype=torch.float64, device=jacobian.outputs.device)
-    for a, b in row_tiles(len(jacobian.outputs), bytes_per_row(jacobian), memory // TILE_SHARE):
+    for a, b in row_tiles(len(jacobian.outputs), bytes_per_row(jacobian), memory):
         for block in jacobian.load(a, b):
             total[block.span] += block.squares(None if root is None else root[a:b])
     return total
@@ -108,7 +103,7 @@ def column_chunks(jacobian: Jacobian, S: Tensor, memory: int) -> Iterator[tuple[
     places = _places(jacobian.layout, S)
     which = [i for i, _, _ in places]
     row_bytes = bytes_per_row(jacobian, which) + 16 * C * len(S)
-    for a, b in row_tiles(len(jacobian.outputs), row_bytes, memory // TILE_SHARE):
+    for a, b in row_tiles(len(jacobian.outputs), row_bytes, memory):
         J_S = torch.empty(b - a, C, len(S), dtype=torch.float64, device=jacobian.outputs.device)
         for block, (_, positions, local) in zip(jacobian.load(a, b, which), places, strict=True):
             J_S[:, :, positions] = block.columns(local)
@@ -121,14 +116,11 @@ def gram(left: Jacobian, right: Jacobian, prior: Tensor, memory: int) -> Tensor:
     K = torch.zeros(len(left.outputs) * C, len(right.outputs) * C, dtype=torch.float64, device=device)
     same = left is right
     for group in block_groups(left, right):
-        budget = memory // TILE_SHARE
-        columns = row_tiles(len(right.outputs), bytes_per_row(right, group), budget)
-        for a, b in row_tiles(len(left.outputs), bytes_per_row(left, group), budget):
+        columns = row_tiles(len(right.outputs), bytes_per_row(right, group), memory)
+        for a, b in row_tiles(len(left.outputs), bytes_per_row(left, group), memory):
             A = left.load(a, b, group)
             for c, d in columns:
-                if (
-                    same and c < a
-                ):  # the tiles of one Jacobian lie on one grid: below the diagonal, mirrored later
+                if same and c < a:  # the tiles of one Jacobian lie on one grid: below the diagonal, mirrored later
                     continue
                 B = A if same and c == a else right.load(c, d, group)
                 for x, y in zip(A, B, strict=True):
@@ -140,7 +132,7 @@ def row_norms(jacobian: Jacobian, prior: Tensor, memory: int) -> Tensor:
     """Squared norms of the rows in the metric V⁻¹ (M·C,)."""
     C = jacobian.outputs.shape[1]
     norms = torch.zeros(len(jacobian.outputs) * C, dtype=torch.float64, device=jacobian.outputs.device)
-    for a, b in row_tiles(len(jacobian.outputs), bytes_per_row(jacobian), memory // TILE_SHARE):
+    for a, b in row_tiles(len(jacobian.outputs), bytes_per_row(jacobian), memory):
         for block in jacobian.load(a, b):
             norms[a * C : b * C] += block.norms(prior[block.span])
     return norms
@@ -162,7 +154,7 @@ def _places(layout: Layout, S: Tensor) -> list[tuple[int, Tensor, Tensor]]:
     """For each block that holds some of S: its number, where in S they stand, and where in the block."""
     places = []
     for i, q in enumerate(layout.parameters):
-        positions = ((S >= q.span.start) & (S < q.span.stop)).nonzero().squeeze(1)
+        positions = ((q.span.start <= S) & (q.span.stop > S)).nonzero().squeeze(1)
         if len(positions):
             places.append((i, positions, S[positions] - q.offset))
     return places

@@ -79,9 +79,7 @@ def write_artifact(path: Path, kind: str, meta: Mapping[str, Any], tensors: Mapp
 class RowWriter:
     """Streams rows of several tensors into one artifact, and can go on where an earlier run was cut off."""
 
-    def __init__(
-        self, path: Path, kind: str, meta: Mapping[str, Any], plans: Mapping[str, TensorPlan]
-    ) -> None:
+    def __init__(self, path: Path, kind: str, meta: Mapping[str, Any], plans: Mapping[str, TensorPlan]) -> None:
         self.path, self.kind, self.meta = path, kind, dict(meta)
         self.plans = dict(sorted(plans.items()))
         self.part = path.with_name(path.name + PART)
@@ -265,8 +263,4 @@ def _offsets(header: int, plans: Mapping[str, TensorPlan]) -> dict[str, int]:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    return (
-        memoryview(tensor.detach().cpu().contiguous().numpy()).cast("B")
-        if tensor.numel()
-        else memoryview(b"")
-    )
+    return memoryview(tensor.detach().cpu().contiguous().numpy()).cast("B") if tensor.numel() else memoryview(b"")

@@ -54,9 +54,7 @@ def write_error(path: Path, error: OSError) -> SublaplaceError:
             hint="free some disk, choose another disk with --run-dir, or store less with --max-artifact; "
             "nothing incomplete was left under a final name",
         )
-    return UserError(
-        f"could not write {path}: {reason}", hint="choose a folder that can be written to with --run-dir"
-    )
+    return UserError(f"could not write {path}: {reason}", hint="choose a folder that can be written to with --run-dir")
 
 
 def sync_folder(folder: Path) -> None:

@@ -48,9 +48,7 @@ class RunFolder:
     lock: IO[str]
 
     @classmethod
-    def open(
-        cls, path: Path, identity: Mapping[str, Any], *, force: bool, on_wait: Callable[[str], None]
-    ) -> RunFolder:
+    def open(cls, path: Path, identity: Mapping[str, Any], *, force: bool, on_wait: Callable[[str], None]) -> RunFolder:
         """Make the folder where needed, wait for the lock, check that it belongs to this identity."""
         with explain_write_errors(path):
             path.mkdir(parents=True, exist_ok=True)
@@ -73,9 +71,7 @@ class RunFolder:
         wanted = json.loads(canonical_json(self.identity))
         if known == wanted:
             return
-        strangers = (
-            [] if known else [q.name for q in self.path.iterdir() if q.name not in (LOCK, ".gitignore")]
-        )
+        strangers = [] if known else [q.name for q in self.path.iterdir() if q.name not in (LOCK, ".gitignore")]
         if known is not None and not force:
             raise UserError(
                 f"{self.path} belongs to another run: {_difference(known, wanted)}",

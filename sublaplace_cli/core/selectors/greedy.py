@@ -43,9 +43,7 @@ def pool_size(pool: str, k: int, p: int) -> int:
         return min(max(min(2 * k + 1000, p - 1, 30_000), k), p)
     size = int(pool)
     if size < k:
-        raise UserError(
-            f"--pool {size} is smaller than --k {k}", hint="a pool must hold at least k candidates"
-        )
+        raise UserError(f"--pool {size} is smaller than --k {k}", hint="a pool must hold at least k candidates")
     return min(size, p)
 
 
@@ -58,9 +56,7 @@ class _Search:
         self.bounds = bounds.clone()  # upper bounds of d/v, aligned with `candidates`; −1 once chosen
         self.k = k
         self.schur: _PrimalSchur | _DualSchur = (
-            _PrimalSchur(precision.n_rows)
-            if 2 * k <= precision.n_rows
-            else _DualSchur(precision.n_rows, bounds)
+            _PrimalSchur(precision.n_rows) if 2 * k <= precision.n_rows else _DualSchur(precision.n_rows, bounds)
         )
         self.cache = _ColumnCache(precision, candidates)
 
@@ -72,9 +68,7 @@ class _Search:
                 chosen.append(position)
                 pivots.append(pivot)
         positions = torch.tensor(chosen, device=self.bounds.device)
-        return self.candidates[positions], torch.tensor(
-            pivots, dtype=torch.float64, device=self.bounds.device
-        )
+        return self.candidates[positions], torch.tensor(pivots, dtype=torch.float64, device=self.bounds.device)
 
     def _panel(self, most: int) -> list[tuple[int, float]]:
         """Bring the best candidates up to date and take pivots while nothing outside can beat them."""

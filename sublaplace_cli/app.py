@@ -1,0 +1,195 @@
+"""The command line: parse → one step → print. The one error boundary and exit-code map.
+
+Nothing heavy is imported up here: `--help` and wrong usage must answer at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import signal
+import sys
+import typing
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from . import __version__
+from .catalog import FORMATS, METHODS, SUFFIXES, load
+from .console import Console, print_result, print_table
+from .errors import SublaplaceError
+from .options import COMMANDS, OPTIONS
+from .steps.request import check_usage
+from .steps.settings import Settings
+
+app = typer.Typer(
+    name="sublaplace",
+    help="Sub-network Laplace approximations: how uncertain is each prediction of a trained network, with a "
+    "posterior over k well-chosen parameters, and how close is that to the full Laplace posterior?",
+    epilog="Try: sublaplace evaluate --method gradient --k 1000   (in a folder with a sublaplace.yaml)",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+)
+
+
+class Interrupted(BaseException):
+    """SIGINT or SIGTERM; no `except Exception` on the way may swallow it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
+
+
+def main() -> None:
+    """Entry point: commands run inside, signals end them with 130 and 143."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    try:
+        app()
+    except Interrupted as interruption:
+        Console().note("interrupted; finished parts are kept, the same command goes on from there")
+        _leave(interruption.exit_code)
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
+    raise Interrupted(number)
+
+
+def _leave(code: int) -> NoReturn:
+    """End now: waiting for worker threads or flushing a closed pipe could only hang or complain."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (BrokenPipeError, ValueError):
+            pass
+    os._exit(code)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print_result(f"sublaplace {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version and end")
+]
+
+
+@app.callback()
+def _top(version: Version = False) -> None:
+    pass
+
+
+def _command(name: str) -> Callable[..., None]:
+    """A Typer command whose options are fields of `Settings`: each option is declared once for all commands."""
+
+    def body(**values: Any) -> None:
+        values.pop("version")
+        _execute(name, Settings(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}))
+
+    hints = typing.get_type_hints(Settings)
+    defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
+    parameters = [
+        inspect.Parameter(
+            field,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=list(defaults[field]) if isinstance(defaults[field], tuple) else defaults[field],
+            annotation=Annotated[_option_type(hints[field]), OPTIONS[field]],
+        )
+        for field in COMMANDS[name].fields
+    ]
+    parameters.append(inspect.Parameter("version", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Version))
+    body.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    body.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    body.__doc__ = COMMANDS[name].help
+    return body
+
+
+def _option_type(hint: Any) -> Any:
+    """Repeated options are tuples in `Settings`, lists for Typer."""
+    return list[typing.get_args(hint)[0]] if typing.get_origin(hint) is tuple else hint  # type: ignore[misc]
+
+
+for _name, _about in COMMANDS.items():
+    app.command(_name, help=_about.help, epilog=_about.epilog())(_command(_name))
+
+
+def _execute(command: str, settings: Settings) -> None:
+    """The error boundary: every failure becomes one message and an exit code."""
+    console = Console(settings.quiet, settings.verbose)
+    try:
+        _run(command, settings, console)
+        code = 0
+    except SublaplaceError as error:
+        if settings.debug:
+            raise
+        console.error(error)
+        code = error.exit_code
+    except MemoryError:
+        console.error(SublaplaceError("out of memory", hint="lower --memory, --k or the number of rows"))
+        code = 3
+    except Exception as error:
+        if settings.debug:
+            raise
+        what = SublaplaceError(f"unexpected {type(error).__name__}: {error}", hint="--debug shows the traceback")
+        console.error(what)
+        code = 3
+    _leave(code)
+
+
+def _run(command: str, settings: Settings, console: Console) -> None:
+    settings = _with_environment(settings)
+    check_usage(settings)
+    _check_spec(settings)
+    _route_warnings(console)
+    from .steps.commands import run_command  # imports torch: only once usage and spec are known to be right
+
+    result = run_command(command, settings, console, load(FORMATS["json"]))
+    for path in settings.output:
+        kind = SUFFIXES[path.suffix] if settings.format == "auto" else settings.format
+        from .files.atomic import write_text
+
+        write_text(path, load(FORMATS[kind])(result).rstrip("\n") + "\n")
+    _print(result, settings)
+
+
+def _with_environment(settings: Settings) -> Settings:
+    allowed = os.environ.get("SUBLAPLACE_ALLOW_CODE", "").replace(",", " ").split()
+    return dataclasses.replace(settings, allow_code=(*settings.allow_code, *allowed))
+
+
+def _check_spec(settings: Settings) -> None:
+    from .files.spec import find_spec, load_spec
+
+    load_spec(settings.spec if settings.spec is not None else find_spec(Path.cwd()))
+
+
+def _route_warnings(console: Console) -> None:
+    """Warnings of libraries are for --verbose; ours are written on purpose."""
+
+    def show(message: Warning | str, *_args: Any, **_kwargs: Any) -> None:
+        console.detail(f"(library warning) {message}")
+
+    warnings.showwarning = show
+
+
+def _print(result: dict[str, Any], settings: Settings) -> None:
+    kind = "json" if settings.json else settings.format
+    if kind == "auto" and sys.stdout.isatty():
+        from .formats import short_grid, title
+
+        print_table(title(result), *short_grid(result))
+        return
+    print_result(load(FORMATS["tsv" if kind == "auto" else kind])(result))
+
+
+def method_names() -> list[str]:
+    """For shell completion."""
+    return [*METHODS, "names:"]

@@ -1,0 +1,141 @@
+"""Looks into a torch pickle without running it: the globals it names, the sizes its storages claim."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, ClassVar, Self
+
+ITEM_BYTES = {
+    "DoubleStorage": 8,
+    "FloatStorage": 4,
+    "HalfStorage": 2,
+    "BFloat16Storage": 2,
+    "LongStorage": 8,
+    "IntStorage": 4,
+    "ShortStorage": 2,
+    "CharStorage": 1,
+    "ByteStorage": 1,
+    "BoolStorage": 1,
+    "ComplexFloatStorage": 8,
+    "ComplexDoubleStorage": 16,
+    "UntypedStorage": 1,
+}
+
+# Only for the message: whether a global may be used is decided by torch.load(weights_only=True).
+HARMLESS = {"collections.OrderedDict", "collections.Counter", "torch.nn.parameter.Parameter", "torch.Size"}
+HARMLESS |= {"torch.device", "torch.Tensor"}
+DTYPES = {"float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"}
+
+# What a damaged pickle can raise, from the opcodes on; anything else would be a bug of ours.
+DAMAGE = (
+    pickle.UnpicklingError,
+    EOFError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    RuntimeError,
+    MemoryError,
+    OSError,
+    struct.error,
+    zipfile.BadZipFile,
+)
+
+
+@dataclass
+class PickleFacts:
+    """Globals by their full name, and the bytes that each storage key claims."""
+
+    globals: set[str] = field(default_factory=set)
+    storages: dict[str, int] = field(default_factory=dict)
+
+    def needs_code(self) -> list[str]:
+        """The globals that are more than tensors and containers."""
+        return sorted(name for name in self.globals if not _harmless(name))
+
+
+def _harmless(name: str) -> bool:
+    module, _, attribute = name.rpartition(".")
+    if module == "torch":
+        return name in HARMLESS or attribute in ITEM_BYTES or attribute in DTYPES
+    return name in HARMLESS or (module == "torch._utils" and attribute.startswith("_rebuild_"))
+
+
+class _Inert(dict[Any, Any]):
+    """Stands for any class or function of the pickle: takes everything, does nothing."""
+
+    origin = ""
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        return super().__new__(cls)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+    def append(self, item: Any) -> None:
+        pass
+
+    def extend(self, items: Any) -> None:
+        pass
+
+    def add(self, item: Any) -> None:
+        pass
+
+
+# The pure Python unpickler: its memo is a dict, where the C one allocates up to any index in the file.
+class _Inspector(pickle._Unpickler):
+    dispatch: ClassVar[dict[int, Any]] = {
+        # bytearray8 allocates before it reads; extension codes bypass find_class.
+        code: handler
+        for code, handler in pickle._Unpickler.dispatch.items()
+        if bytes([code]) not in (pickle.BYTEARRAY8, pickle.EXT1, pickle.EXT2, pickle.EXT4)
+    }
+
+    def __init__(self, file: IO[bytes], facts: PickleFacts) -> None:
+        super().__init__(file, encoding="utf-8")
+        self.facts = facts
+
+    def find_class(self, module: str, name: str) -> type[_Inert]:
+        self.facts.globals.add(f"{module}.{name}")
+        return type("Inert", (_Inert,), {"origin": f"{module}.{name}"})
+
+    def persistent_load(self, pid: Any) -> Any:
+        if isinstance(pid, tuple) and len(pid) > 1 and pid[0] == "module":
+            return pid[1]  # a pickled module's class beside its source; find_class has noted it
+        if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] != "storage":
+            raise pickle.UnpicklingError(f"unknown persistent id {str(pid)[:80]}")
+        storage_type = getattr(pid[1], "origin", "").rpartition(".")[2]
+        numel = pid[4]
+        if storage_type not in ITEM_BYTES or type(numel) is not int or numel < 0:
+            raise pickle.UnpicklingError(f"unknown storage {storage_type or pid[1]!r} of {numel!r} items")
+        claimed = numel * ITEM_BYTES[storage_type]
+        key = str(pid[2])
+        self.facts.storages[key] = max(claimed, self.facts.storages.get(key, 0))
+        return _Inert()
+
+
+def inspect_zip(archive: zipfile.ZipFile, member: str) -> PickleFacts:
+    """The facts of the pickle `member` of an opened archive."""
+    facts = PickleFacts()
+    with archive.open(member) as file:
+        _Inspector(file, facts).load()
+    return facts
+
+
+def inspect_legacy(path: Path) -> PickleFacts:
+    """The facts of a torch file of before 1.6: magic number, protocol, system, object, storage keys."""
+    facts = PickleFacts()
+    with path.open("rb") as file:
+        for _ in range(5):
+            _Inspector(file, facts).load()
+    return facts

@@ -1,0 +1,103 @@
+"""Result formats: one result model (the dict of section 5 of the contract) in, text out.
+
+To add one: write `name(result) -> str` here, add it to `catalog.FORMATS`, add a test with a real reader.
+A result with `rows` is a table of them; one without is a list of its values.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+from .console import table_text
+
+Result = dict[str, Any]
+# What a person wants to see first; everything is in json and csv.
+SHOWN = (
+    *("method", "k", "mean_std", "w2", "w2_se", "w2_relative", "coverage95", "coverage95_total"),
+    *("retained", "nll", "rmse", "crps", "accuracy", "ece", "brier"),
+)
+
+
+def json_text(result: Result) -> str:
+    """Strict JSON: no NaN, no Infinity."""
+    return json.dumps(result, indent=1, allow_nan=False, ensure_ascii=False)
+
+
+def csv_text(result: Result) -> str:
+    """All keys of the rows, full precision, empty where there is no value."""
+    return _delimited(*_full_grid(result), ",")
+
+
+def tsv(result: Result) -> str:
+    """Tab-separated, for pipes."""
+    return _delimited(*_full_grid(result), "\t")
+
+
+def markdown(result: Result) -> str:
+    """A table for a README or a pull request."""
+    columns, rows = short_grid(result)
+    lines = [f"**{title(result)}**", ""] if title(result) else []
+    lines += [
+        "| " + " | ".join(columns) + " |",
+        "|" + "|".join([" --- ", *[" ---: "] * (len(columns) - 1)]) + "|",
+    ]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def table(result: Result) -> str:
+    """A table for people, as plain text."""
+    return table_text(title(result), *short_grid(result))
+
+
+def title(result: Result) -> str:
+    """One line that says what was evaluated."""
+    if "rows" not in result:
+        return ""
+    noise = "" if result["noise_variance"] is None else f", noise variance {result['noise_variance']:.4g}"
+    return (
+        f"{result['task']}: {result['n_train']} training rows, {result['n_test']} test rows, "
+        f"{result['n_params']} parameters, prior precision {_short(result['prior_precision'])}{noise}"
+    )
+
+
+def short_grid(result: Result) -> tuple[list[str], list[list[str]]]:
+    """Columns that hold something, rounded; the full posterior as the last row."""
+    if "rows" not in result:
+        pairs = [(name, value) for name, value in result.items() if not isinstance(value, dict)]
+        nested = [(f"{name}: {k}", v) for name, d in result.items() if isinstance(d, dict) for k, v in d.items()]
+        return ["", "value"], [[name, _short(value)] for name, value in [*pairs, *nested] if value is not None]
+    rows = list(result["rows"])
+    if result.get("full") and not any(row["method"] == "full" for row in rows):
+        rows.append(result["full"])
+    columns = [key for key in SHOWN if any(row.get(key) is not None for row in rows)]
+    return columns, [[_short(row.get(key)) for key in columns] for row in rows]
+
+
+def _full_grid(result: Result) -> tuple[list[str], list[list[Any]]]:
+    if "rows" not in result:
+        flat = {k: json.dumps(v) if isinstance(v, (dict, list)) else v for k, v in result.items()}
+        return list(flat), [list(flat.values())]
+    columns = [key for key in result["rows"][0] if key != "why"]
+    rows = list(result["rows"])
+    if result.get("full") and not any(row["method"] == "full" for row in rows):
+        rows.append(result["full"])
+    return columns, [[row[key] for key in columns] for row in rows]
+
+
+def _delimited(columns: list[str], rows: list[list[Any]], delimiter: str) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, delimiter=delimiter, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([["" if value is None else value for value in row] for row in rows])
+    return out.getvalue()
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool) or not isinstance(value, float):
+        return str(value)
+    return f"{value:.4g}"

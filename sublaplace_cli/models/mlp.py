@@ -1,0 +1,53 @@
+"""`arch: mlp`: a plain nn.Sequential of Linear, activation, …, Linear."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from torch import nn
+
+from ..errors import UserError
+from .arguments import one_of, positive_int, refuse_unknown, required
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "elu": nn.ELU,
+    "sigmoid": nn.Sigmoid,
+    "leaky_relu": nn.LeakyReLU,
+}
+ARGUMENTS = ("in", "hidden", "out", "act", "bias")
+
+
+def mlp(**args: Any) -> nn.Sequential:
+    """Linear, act, …, Linear with the keys 0.weight, 0.bias, 2.weight, …; args as in ARGUMENTS."""
+    refuse_unknown("mlp", args, ARGUMENTS)
+    inputs = positive_int("mlp", "in", required("mlp", args, "in", "in: 10, hidden: [50, 50], out: 1"))
+    hidden = _hidden_widths(required("mlp", args, "hidden", "in: 10, hidden: [50, 50], out: 1"))
+    outputs = positive_int("mlp", "out", args.get("out", 1))
+    activation = ACTIVATIONS[one_of("mlp", "act", args.get("act", "relu"), ACTIVATIONS)]
+    bias = _flag(args.get("bias", True))
+
+    widths = [inputs, *hidden, outputs]
+    layers: list[nn.Module] = []
+    for width_in, width_out in pairwise(widths):
+        layers += [nn.Linear(width_in, width_out, bias=bias), activation()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _hidden_widths(value: Any) -> list[int]:
+    if not isinstance(value, (list, tuple)):
+        raise UserError(
+            f"architecture 'mlp', argument 'hidden': found {value!r}, expected a list of widths",
+            hint="for example hidden: [50, 50]; an empty list gives one linear layer",
+        )
+    return [positive_int("mlp", f"hidden[{i}]", width) for i, width in enumerate(value)]
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise UserError(f"architecture 'mlp', argument 'bias': found {value!r}, expected true or false")
+    return value

@@ -1,0 +1,54 @@
+"""`wrap: {binary-logodds: …}`: a K-class network as one log-odds, its parameter names untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+
+
+def add_binary_logodds(module: nn.Module, classes: Sequence[int], outputs: int | None = None) -> nn.Module:
+    """f = logsumexp(logits in classes) − logsumexp(the others), as (B, 1); `outputs` is K where known."""
+    # A hook, not a wrapping module: named_parameters() must stay those of the network itself.
+    hook = _LogOdds(classes)
+    if outputs is not None:
+        hook.check(outputs)
+    module.register_forward_hook(hook)
+    return module
+
+
+class _LogOdds:
+    def __init__(self, classes: Sequence[int]) -> None:
+        self.classes = sorted(set(classes))
+        if not self.classes or len(self.classes) != len(classes) or self.classes[0] < 0:
+            raise UserError(
+                f"wrap.binary-logodds.classes: found {list(classes)}, expected different class numbers, counted from 0"
+            )
+
+    def check(self, outputs: int) -> None:
+        if self.classes[-1] >= outputs:
+            raise UserError(
+                f"wrap.binary-logodds.classes: class {self.classes[-1]} is not there,"
+                f" the network has {outputs} outputs (0 to {outputs - 1})"
+            )
+        if len(self.classes) == outputs:
+            raise UserError(
+                f"wrap.binary-logodds.classes: names all {outputs} outputs of the network,"
+                " no class is left for the other side of the odds",
+                hint="list only the classes that count as 1",
+            )
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], logits: Any) -> Tensor:
+        if not isinstance(logits, Tensor) or logits.ndim == 0:
+            raise UserError(f"wrap.binary-logodds: the output is a {type(logits).__name__}, expected logits")
+        self.check(logits.shape[-1])
+        others = [c for c in range(logits.shape[-1]) if c not in self.classes]
+        return _logsumexp(logits, self.classes) - _logsumexp(logits, others)
+
+
+def _logsumexp(logits: Tensor, classes: list[int]) -> Tensor:
+    return torch.logsumexp(logits[..., classes], dim=-1, keepdim=True)

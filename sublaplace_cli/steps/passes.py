@@ -1,0 +1,187 @@
+"""Passes over the rows of a split: its Jacobian made and kept, read back, or computed again when it is too large."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from ..catalog import LIKELIHOODS, load
+from ..core.blocks import DenseBlock
+from ..core.capture import Captured
+from ..core.jacobian import HeldJacobian, Jacobian, RecomputedJacobian, StoredJacobian
+from ..files.artifacts import Artifact, RowWriter, TensorPlan
+from .inputs import targets_of
+from .session import Session
+from .settings import format_bytes
+
+HELD_SHARE = 4  # a Jacobian within this share of the memory is kept in it
+CHECKPOINT_SECONDS = 5.0  # how much work a kill may cost
+
+
+def jacobian_bytes(session: Session, name: str) -> int:
+    """Size of a split's Jacobian."""
+    return len(session.split(name)) * session.n_outputs * session.layout.size * session.dtype.itemsize
+
+
+def fits_in_memory(session: Session, name: str) -> bool:
+    """Whether this Jacobian is held in memory while a command runs."""
+    return jacobian_bytes(session, name) * HELD_SHARE <= session.memory
+
+
+def will_store(session: Session, name: str) -> bool:
+    """Whether this Jacobian is kept on disk; otherwise later steps compute it again."""
+    return not session.settings.scores_only and jacobian_bytes(session, name) <= session.max_artifact
+
+
+def jacobian_of(session: Session, name: str) -> Jacobian:
+    """The Jacobian of a split: read back where it is there, else computed and kept."""
+    name = session.split_name(name)
+    key = f"jacobians-{name}"
+    if key not in session.kept:
+        folder = session.open_folder()
+        found = None if session.settings.force else folder.find(key, "jacobians")
+        if found is None or (will_store(session, name) and not found.meta["stored"]):
+            with session.timed("jacobians"):
+                session.kept[key] = _make(session, name)
+        else:
+            session.report.note(f"reusing {key}")
+            session.kept[key] = _reopen(session, name)
+    return session.kept[key]
+
+
+def _make(session: Session, name: str) -> Jacobian:
+    store, hold = will_store(session, name), fits_in_memory(session, name)
+    n_rows = len(session.split(name))
+    if not store and not session.settings.scores_only:
+        session.report.note(
+            f"the Jacobian of the {name} rows ({format_bytes(jacobian_bytes(session, name))}) is larger than "
+            f"--max-artifact or the free disk allow: not stored, later steps compute it again"
+        )
+    f = torch.empty(n_rows, session.n_outputs, dtype=torch.float64, device=session.device)
+    blocks = [_empty_block(session, n_rows, q.size, q.offset) for q in session.layout.parameters] if hold else []
+    totals = None if store or hold else Totals(session)
+    writer = None if session.settings.scores_only else _writer(session, name, store)
+    resumed = writer is not None and writer.rows_done > 0
+    try:
+        for start, captured in _passes(session, name, writer):
+            rows = slice(start, start + len(captured.f))
+            f[rows] = captured.f
+            for whole, part in zip(blocks, captured.blocks, strict=False):
+                whole.values[rows] = part.values
+            if totals is not None:
+                totals.add(captured)
+            if writer is not None:
+                writer.write(start, _row_tensors(session, name, captured, rows, store))
+        if writer is not None:
+            writer.finish()
+    finally:
+        if writer is not None:
+            writer.close()
+    if totals is not None:
+        session.kept[f"totals-{name}"] = totals.sums
+    if writer is not None:
+        session.artifacts[f"jacobians-{name}"] = str(writer.path)
+    if store and (resumed or not hold):
+        return _reopen(session, name)
+    return HeldJacobian(session.layout, f, tuple(blocks)) if hold else _recomputed(session, name, f)
+
+
+def _passes(session: Session, name: str, writer: RowWriter | None) -> Iterator[tuple[int, Captured]]:
+    """Passes over the rows that are not done yet, with progress and, now and then, a durable record."""
+    total, step = len(session.split(name)), session.capture.rows_per_pass
+    done = writer.rows_done if writer is not None else 0
+    if done:
+        session.report.note(f"going on with the Jacobian of the {name} rows at row {done} of {total}")
+    saved = time.monotonic()
+    with session.report.progress(f"Jacobian of the {name} rows", total) as progress:
+        progress.advance(done)
+        for start in range(done, total, step):
+            stop = min(start + step, total)
+            yield start, session.capture(session.rows(name, start, stop))
+            progress.advance(stop - start)
+            if writer is not None and time.monotonic() - saved > CHECKPOINT_SECONDS:
+                writer.checkpoint(stop)
+                saved = time.monotonic()
+
+
+def _writer(session: Session, name: str, store: bool) -> RowWriter:
+    split, C, step = session.split(name), session.n_outputs, session.capture.rows_per_pass
+    plans = {"outputs": TensorPlan(torch.float64, (len(split), C), step)}
+    plans["rows"] = TensorPlan(torch.int64, (len(split),), step)
+    targets = targets_of(split, torch.device("cpu"))
+    if targets is not None:
+        plans["targets"] = TensorPlan(targets.dtype, tuple(targets.shape), step)
+    if store:
+        for q in session.layout.parameters:
+            plans[f"J/{q.name}"] = TensorPlan(session.dtype, (len(split), C, q.size), step)
+    meta = session.describe({}, split=name, stored=store)
+    path = session.open_folder().file(f"jacobians-{name}")
+    return RowWriter(path, "jacobians", meta, plans)
+
+
+def _row_tensors(session: Session, name: str, captured: Captured, rows: slice, store: bool) -> dict[str, Tensor]:
+    split = session.split(name)
+    tensors = {"outputs": captured.f, "rows": torch.from_numpy(split.rows[rows])}
+    targets = targets_of(split, torch.device("cpu"))
+    if targets is not None:
+        tensors["targets"] = targets[rows]
+    if store:
+        tensors |= {f"J/{q.name}": b.values for q, b in zip(session.layout.parameters, captured.blocks, strict=True)}
+    return tensors
+
+
+def _reopen(session: Session, name: str) -> Jacobian:
+    artifact = session.open_folder().find(f"jacobians-{name}", "jacobians")
+    assert artifact is not None, "the caller has seen it"
+    session.artifacts[f"jacobians-{name}"] = str(artifact.path)
+    f = artifact.tensor("outputs", (len(session.split(name)), session.n_outputs)).to(session.device)
+    if not artifact.meta["stored"]:
+        return _recomputed(session, name, f)
+    return StoredJacobian(session.layout, f, session.dtype, _block_reader(session, name, artifact))
+
+
+def _block_reader(session: Session, name: str, artifact: Artifact) -> Callable[[int, int, int], Tensor]:
+    n_rows, hold = len(session.split(name)), fits_in_memory(session, name)
+    names = [f"J/{q.name}" for q in session.layout.parameters]
+    held: dict[int, Tensor] = {}
+
+    def read(block: int, start: int, stop: int) -> Tensor:
+        if not hold:
+            return artifact.rows(names[block], start, stop).to(session.device)
+        if block not in held:
+            held[block] = artifact.rows(names[block], 0, n_rows).to(session.device)
+        return held[block][start:stop]
+
+    return read
+
+
+def _recomputed(session: Session, name: str, f: Tensor) -> RecomputedJacobian:
+    def compute(start: int, stop: int) -> list[DenseBlock]:
+        return session.capture(session.rows(name, start, stop)).blocks
+
+    return RecomputedJacobian(session.layout, f, session.dtype, compute, session.capture.rows_per_pass)
+
+
+def _empty_block(session: Session, n_rows: int, width: int, offset: int) -> DenseBlock:
+    shape = (n_rows, session.n_outputs, width)
+    return DenseBlock(offset, torch.empty(shape, dtype=session.dtype, device=session.device))
+
+
+class Totals:
+    """Scores gathered during the one pass, for a Jacobian that is neither stored nor held."""
+
+    def __init__(self, session: Session) -> None:
+        self.root: Callable[..., Tensor] = load(LIKELIHOODS[session.task])
+        size = session.layout.size
+        self.sums = {
+            weighted: torch.zeros(size, dtype=torch.float64, device=session.device) for weighted in (True, False)
+        }
+
+    def add(self, captured: Captured) -> None:
+        W = self.root(captured.f, 1.0)
+        for block in captured.blocks:
+            self.sums[True][block.span] += block.squares(W)
+            self.sums[False][block.span] += block.squares(None)

@@ -1,0 +1,173 @@
+"""Method and k as typed → what is to be done. Everything here is known before any file is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..catalog import FORMATS, FORMATS_TO_COME, METHODS, METHODS_TO_COME, NAMES_PREFIX, SUFFIXES
+from ..errors import NotAvailable, UserError, suggestion
+from .settings import Settings, parse_bytes
+
+DEFAULT_METHOD = "gradient"
+DEFAULT_K = 1000
+
+
+@dataclass(frozen=True)
+class MethodCall:
+    """A method by the name that the user gave it."""
+
+    name: str
+    takes_k: bool
+    nested: bool
+    entry: str | None  # of a selector; None for references and `names:`
+    own_code: bool = False
+
+    @property
+    def pattern(self) -> str | None:
+        """The glob of `names:PATTERN`."""
+        return self.name.removeprefix(NAMES_PREFIX) if self.name.startswith(NAMES_PREFIX) else None
+
+    @property
+    def selects(self) -> bool:
+        return self.entry is not None or self.pattern is not None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method with its k; None where the method takes none, or where k is the default."""
+
+    call: MethodCall
+    k: int | None
+
+
+def parse_method(name: str) -> MethodCall:
+    """One method name, checked."""
+    if name.startswith(NAMES_PREFIX):
+        if name == NAMES_PREFIX:
+            raise UserError("--method names: needs a pattern", hint="for example: --method 'names:layer3.*'")
+        return MethodCall(name, takes_k=False, nested=True, entry=None)
+    if name in METHODS:
+        known = METHODS[name]
+        return MethodCall(name, known.takes_k, known.nested, known.entry)
+    if name in METHODS_TO_COME:
+        raise NotAvailable(f"--method {name}")
+    module, colon, function = name.partition(":")
+    if colon and module.replace(".", "").isidentifier() and function.isidentifier():
+        return MethodCall(name, takes_k=True, nested=False, entry=name, own_code=True)
+    known_names = [*METHODS, "names:PATTERN", "package.module:function"]
+    raise UserError(f"unknown method '{name}'", hint=suggestion(name, known_names))
+
+
+def parse_methods(text: str | None) -> list[MethodCall]:
+    """A comma list of methods without repetition."""
+    names = [name.strip() for name in (DEFAULT_METHOD if text is None else text).split(",")]
+    if any(not name for name in names):
+        raise UserError(f"--method {text!r} has an empty name in it", hint=f"available: {', '.join(METHODS)}")
+    return [parse_method(name) for name in dict.fromkeys(names)]
+
+
+def parse_ks(text: str | None) -> list[int]:
+    """A comma list of positive integers without repetition; empty where none was given."""
+    if text is None:
+        return []
+    if text.strip() == "auto":
+        raise NotAvailable("--k auto")
+    ks: list[int] = []
+    for word in (part.strip() for part in text.split(",")):
+        if not (word.isascii() and word.isdigit()) or int(word) == 0:
+            raise UserError(f"--k {word!r} is not a positive integer", hint="for example: --k 1000 or --k 50,100,200")
+        ks.append(int(word))
+    return list(dict.fromkeys(ks))
+
+
+def choices(settings: Settings) -> list[Choice]:
+    """Every (method, k) pair that is asked for, in the order given."""
+    calls, ks = parse_methods(settings.method), parse_ks(settings.k)
+    if settings.k is not None and not any(call.takes_k for call in calls):
+        names = ", ".join(call.name for call in calls)
+        raise UserError(f"--k was given, but {names} takes no k", hint="leave --k out, or add a method that takes it")
+    wanted: list[int | None] = [*ks] if ks else [None]
+    return [Choice(call, k) for call in calls for k in (wanted if call.takes_k else [None])]
+
+
+def single_choice(settings: Settings, command: str) -> Choice:
+    """The one (method, k) pair that `select` and `fit` work on."""
+    found = choices(settings)
+    if len(found) != 1:
+        raise UserError(
+            f"{command} takes one method and one k, got {len(found)} combinations",
+            hint="call it once for each, or compare them all with: sublaplace evaluate",
+        )
+    return found[0]
+
+
+def actual_k(choice: Choice, n_params: int) -> int | None:
+    """k for this network: the default where none was given; more than p is an error."""
+    if not choice.call.takes_k:
+        return None
+    k = min(DEFAULT_K, n_params) if choice.k is None else choice.k
+    if k > n_params:
+        raise UserError(
+            f"--k {k} is more than the {n_params} trainable parameters of the model",
+            hint=f"choose k between 1 and {n_params}",
+        )
+    return k
+
+
+def check_usage(settings: Settings) -> None:
+    """Refuse what is wrong or not there yet in the options, before anything is read."""
+    _refuse_unavailable(settings)
+    _one_of("--score", settings.score, ("weighted", "unweighted"))
+    _one_of("--reference", settings.reference, ("train", "test", "reference"))
+    _one_of("--dtype", settings.dtype, ("float32", "float64"))
+    _one_of("--full", settings.full, ("exact", "none"))
+    _one_of("--split", settings.split, ("train", "test", "reference", "all"))
+    _one_of("--format", settings.format, ("auto", *FORMATS))
+    if not (settings.pool in ("all", "2k", "paper") or (settings.pool.isdigit() and int(settings.pool) > 0)):
+        raise UserError(f"--pool {settings.pool!r} is not a pool", hint="expected all, 2k, paper or a number")
+    if settings.json and settings.format not in ("auto", "json"):
+        raise UserError(f"--json and --format {settings.format} contradict each other")
+    for option, text in (("--memory", settings.memory), ("--max-artifact", settings.max_artifact)):
+        if text is not None:
+            parse_bytes(text, option)
+    for path in settings.output:
+        if settings.format == "auto" and path.suffix not in SUFFIXES:
+            raise UserError(
+                f"-o {path}: no format goes with this suffix",
+                hint=f"use one of {', '.join(SUFFIXES)}, or --format",
+            )
+    if settings.predictions is not None and settings.predictions.suffix not in (
+        ".csv",
+        ".jsonl",
+        ".safetensors",
+    ):
+        raise UserError(f"--predictions {settings.predictions}: expected a .csv, .jsonl or .safetensors file")
+
+
+def _refuse_unavailable(settings: Settings) -> None:
+    asked = {
+        "several --checkpoint files at once": len(settings.checkpoint) > 1
+        or any("*" in c for c in settings.checkpoint),
+        "--retain": settings.retain is not None,
+        f"--rescale {settings.rescale}": settings.rescale not in (None, "none"),
+        f"--full {settings.full}": settings.full == "bracket",
+        "--full-rows": settings.full_rows is not None,
+        "--posterior": settings.posterior is not None,
+        "--samples": settings.samples is not None,
+        "--plot": settings.plot is not None,
+        "--plot-kind": settings.plot_kind is not None,
+        "--report": settings.report is not None,
+        "--fail-if": bool(settings.fail_if),
+        "--baseline": settings.baseline is not None,
+        "--max-regression": bool(settings.max_regression),
+        "--significant": settings.significant,
+        f"--format {settings.format}": settings.format in FORMATS_TO_COME,
+    }
+    for what, wanted in asked.items():
+        if wanted:
+            raise NotAvailable(what)
+
+
+def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UserError(f"{option} {value!r} is not known", hint=suggestion(value, known))

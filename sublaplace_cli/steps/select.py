@@ -1,0 +1,153 @@
+"""`sublaplace select`: which k parameters, by which method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..catalog import load
+from ..core.selectors import Selection, SelectionProblem, checked
+from ..core.selectors.baselines import by_name
+from ..errors import UserError
+from ..files.artifacts import write_artifact
+from ..files.imports import load_function
+from ..files.run_folder import file_stem
+from .jacobians import precision_of, scores_of
+from .request import Choice, MethodCall, actual_k, single_choice
+from .session import Session
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The indices of one method and k, with the digest of the artifact that holds them."""
+
+    method: str
+    indices: Tensor
+    digest: str
+
+    @property
+    def k(self) -> int:
+        return len(self.indices)
+
+
+def run(session: Session) -> dict[str, Any]:
+    """Make the indices that `select` was asked for; returns what it prints."""
+    choice = single_choice(session.settings, "select")
+    require_selector(choice.call, "select")
+    chosen = selections_of(session, [choice])[choice]
+    return {
+        "n_params": session.layout.size,
+        "method": chosen.method,
+        "k": chosen.k,
+        "layers": layer_shares(session, chosen),
+    }
+
+
+def require_selector(call: MethodCall, command: str) -> None:
+    """Refuse references, which choose no parameters."""
+    if not call.selects:
+        raise UserError(
+            f"{command} needs a method that chooses parameters; '{call.name}' is a reference for evaluate",
+            hint="use it with: sublaplace evaluate --method " + call.name,
+        )
+
+
+def layer_shares(session: Session, chosen: Chosen) -> dict[str, int]:
+    """How many of the chosen parameters lie in each tensor."""
+    counts = {}
+    for q in session.layout.parameters:
+        inside = int(((chosen.indices >= q.span.start) & (chosen.indices < q.span.stop)).sum())
+        if inside:
+            counts[q.name] = inside
+    return counts
+
+
+def selections_of(session: Session, wanted: list[Choice]) -> dict[Choice, Chosen]:
+    """The selections of all these choices; a method with nested subsets runs once, for its largest k."""
+    found = {choice: chosen for choice in wanted if (chosen := _reuse(session, choice)) is not None}
+    missing = [choice for choice in wanted if choice not in found]
+    for call in dict.fromkeys(choice.call for choice in missing):
+        group = [choice for choice in missing if choice.call == call]
+        with session.timed("select"):
+            found |= _select_group(session, call, group)
+    return found
+
+
+def _select_group(session: Session, call: MethodCall, group: list[Choice]) -> dict[Choice, Chosen]:
+    sizes = {choice: actual_k(choice, session.layout.size) for choice in group}
+    if call.takes_k and _nested(session, call):
+        longest = _select(session, call, max(k for k in sizes.values() if k is not None))
+        made = {choice: Selection(longest.indices[:k], longest.values[:k]) for choice, k in sizes.items()}
+    else:
+        made = {choice: _select(session, call, k) for choice, k in sizes.items()}
+    return {choice: _store(session, call, selection) for choice, selection in made.items()}
+
+
+def _nested(session: Session, call: MethodCall) -> bool:
+    grows_with_k = call.name == "greedy" and session.settings.pool in ("2k", "paper")
+    return call.nested and not grows_with_k
+
+
+def _select(session: Session, call: MethodCall, k: int | None) -> Selection:
+    scores = scores_of(session)
+    problem = SelectionProblem(
+        precision=precision_of(session),
+        score=scores.score,
+        data_diagonal=scores.data_diagonal,
+        theta=session.layout.flatten(session.model),
+        last_linear=session.last_linear,
+        seed=session.settings.seed,
+        pool=session.settings.pool,
+    )
+    session.report.detail(f"selecting by {call.name}")
+    if call.pattern is not None:
+        return by_name(problem, call.pattern)
+    assert call.entry is not None, "references select nothing"
+    if not call.own_code:
+        return load(call.entry)(problem, k)
+    return _users_own(session, call, problem, k)
+
+
+def _users_own(session: Session, call: MethodCall, problem: SelectionProblem, k: int | None) -> Selection:
+    function = load_function(call.name, f"--method {call.name}", session.settings.allow_code, session.spec.folder)
+    try:
+        answer = function(problem, k)
+    except Exception as error:  # the user's code may raise anything
+        raise UserError(f"--method {call.name} failed: {type(error).__name__}: {error}") from error
+    indices = answer.indices if isinstance(answer, Selection) else torch.as_tensor(answer)
+    indices = checked(indices, session.layout.size, call.name, k).to(session.device)
+    return Selection(indices, problem.score[indices])
+
+
+def _stem(session: Session, choice: Choice) -> str | None:
+    """The artifact's name, where k is known beforehand."""
+    k = actual_k(choice, session.layout.size)
+    return None if k is None or choice.call.own_code else file_stem("indices", choice.call.name, k)
+
+
+def _reuse(session: Session, choice: Choice) -> Chosen | None:
+    stem = _stem(session, choice)  # methods without k are quick, a user's code may have changed: always run
+    if stem is None or session.settings.force:
+        return None
+    found = session.open_folder().find(stem, "indices")
+    if found is None or found.meta["inputs"] != {"scores": scores_of(session).digest}:
+        return None
+    indices = checked(found.tensor("indices"), session.layout.size, choice.call.name)
+    session.artifacts[stem] = str(found.path)
+    session.report.note(f"reusing {stem}")
+    return Chosen(choice.call.name, indices.to(session.device), found.digest)
+
+
+def _store(session: Session, call: MethodCall, selection: Selection) -> Chosen:
+    stem = file_stem("indices", call.name, len(selection.indices))
+    path = session.open_folder().file(stem)
+    meta = session.describe({"scores": scores_of(session).digest}, method=call.name, pool=session.settings.pool)
+    tensors = {"indices": selection.indices, "scores": selection.values.double()}
+    write_artifact(path, "indices", meta, tensors)
+    session.artifacts[stem] = str(path)
+    found = session.open_folder().find(stem, "indices")
+    assert found is not None, "it was just written"
+    return Chosen(call.name, selection.indices, found.digest)

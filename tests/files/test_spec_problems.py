@@ -1,0 +1,281 @@
+"""Every problem of a well-formed spec: one line each, with its exact line and column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sublaplace_cli.files.spec import LoadedSpec, SpecError, load_spec
+
+# the spec that each case changes; also in the neighbouring spec tests, which stand on their own
+MINIMAL = """\
+version: 1
+task: regression
+model:
+  build: {arch: mlp, args: {in: 10, hidden: [50, 50], out: 1}}
+  weights: {path: model.safetensors}
+data:
+  format: csv
+  path: rows.csv
+"""
+
+
+def load(folder: Path, text: str) -> LoadedSpec:
+    path = folder / "sublaplace.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load_spec(path)
+
+
+def problems(folder: Path, text: str) -> list[str]:
+    """The problem lines without the file's name."""
+    with pytest.raises(SpecError) as caught:
+        load(folder, text)
+    start = f"{folder / 'sublaplace.yaml'}:"
+    assert str(caught.value) == "\n".join(caught.value.problems)
+    assert all(line.startswith(start) and "\n" not in line for line in caught.value.problems)
+    return [line.removeprefix(start) for line in caught.value.problems]
+
+
+def changed(old: str, new: str, text: str = MINIMAL) -> str:
+    assert old in text
+    return text.replace(old, new)
+
+
+def with_data(line: str) -> str:
+    return MINIMAL + f"  {line}\n"  # line 9, key at column 3
+
+
+def with_top(line: str) -> str:
+    return MINIMAL + f"{line}\n"  # line 9, key at column 1
+
+
+REQUIRED = "this key is required, but missing"
+CHANGED = [
+    (changed("version: 1", "version: 2"), "1:10: version: expected 1, got the number 2"),
+    (changed("version: 1", "version: true"), "1:10: version: expected 1, got true"),
+    (changed("version: 1", "version: '1'"), '1:10: version: expected 1, got the text "1"'),
+    (changed("version: 1\n", ""), f"1:1: version: {REQUIRED}"),
+    (changed("  format: csv\n", ""), f"7:3: data.format: {REQUIRED}"),
+    (changed("  path: rows.csv\n", ""), f"7:3: data.path: {REQUIRED}"),
+    (
+        changed("  weights: {path: model.safetensors}\n", ""),
+        f"4:3: model.weights: {REQUIRED} (only build: {{exported: ...}} needs none)",
+    ),
+    (changed("{path: model.safetensors}", "{}"), f"5:12: model.weights.path: {REQUIRED}"),
+    (changed("rows.csv", "7"), "8:9: data.path: expected a text, got the number 7"),
+    (changed("rows.csv", "''"), "8:9: data.path: expected a text, got an empty one"),
+    (
+        changed("{path: model.safetensors}", "abc"),
+        '5:12: model.weights: expected a mapping, got the text "abc"',
+    ),
+    (changed("s}", "s, strict: 1}"), "5:46: model.weights.strict: expected true or false, got the number 1"),
+    (changed("s}", "s, rename: {a: 1}}"), "5:50: model.weights.rename.a: expected a text, got the number 1"),
+    (
+        changed("arch: mlp", "import: a.b"),
+        "4:19: model.build.import: expected a text like 'package.module:function', got the text \"a.b\"",
+    ),
+    (
+        changed("arch: mlp", "arch: mlp, exported: m.pt2").replace("{in: 10, hidden: [50, 50], out: 1}", "{}"),
+        "4:10: model.build: expected exactly one of arch, import and exported, got arch and exported",
+    ),
+    (
+        changed("arch: mlp, ", ""),
+        "4:10: model.build: expected exactly one of arch, import and exported, got none of them",
+    ),
+    (changed("arch: mlp", "exported: m.pt2"), "4:28: model.build.args: an exported model takes no args"),
+    (
+        changed("  weights", "  wrap: {binary-logodds: {classes: [1]}}\n  weights"),
+        "5:3: model.wrap: needs task binary, but task is regression",
+    ),
+    (
+        changed("csv\n", "npz\n", with_data("columns: {target: y}")),
+        "9:3: data.columns: only for the formats csv and parquet and npy, but format is npz",
+    ),
+    (
+        changed("format: csv", "format: npz", with_data("arrays: {input: 1}")),
+        "9:19: data.arrays.input: expected an array's name, a list or a mapping of names, got the number 1",
+    ),
+    (
+        changed("  path: rows.csv\n", "", with_data("splits: {train: {path: a.csv}, test: {rows: ':'}}")),
+        f"7:3: data.path: {REQUIRED} (split 'test' has no path of its own)",
+    ),
+    (
+        changed("regression", "binary", with_top("posterior: {noise_variance: 0.5}")),
+        "9:29: posterior.noise_variance: only for task regression, but task is binary",
+    ),
+    (
+        changed("regression", "multiclass", with_data("standardise: {target: from-train}")),
+        "9:25: data.standardise.target: only for task regression, but task is multiclass",
+    ),
+]
+
+# a line added to the data section (line 9, from column 3), and the problem it gives
+DATA = """\
+standardise: 3
+    9:16: data.standardise: expected a mapping, got the number 3
+standardise: {input: train}
+    9:24: data.standardise.input: expected 'none', 'from-train' or {mean: ..., std: ...}, got the text "train"
+standardise: {input: {mean: 0, std: [1, 0]}}
+    9:43: data.standardise.input.std[1]: expected a number above 0, got the number 0
+standardise: {input: {mean: [0, 1, 2], std: [1, 2]}}
+    9:24: data.standardise.input: mean has 3 items, std has 2; expected as many
+transforms: {scale: 1}
+    9:15: data.transforms: expected a list, got a mapping
+transforms: [{scale: 1, permute: [0]}]
+    9:16: data.transforms[0]: expected one key of scale, permute, normalise, got a mapping
+transforms: [{scale: true}]
+    9:24: data.transforms[0].scale: expected a number, got true
+transforms: [{permute: [0, 2]}]
+    9:26: data.transforms[0].permute: expected each of the positions 0, 1, 2, ... once
+transforms: [{normalise: {mean: 0, std: 0}}]
+    9:43: data.transforms[0].normalise.std: expected a number other than 0
+columns: {target: -1}
+    9:21: data.columns.target: expected a position of at least 0, got the number -1
+columns: {input: []}
+    9:20: data.columns.input: expected at least one item, got an empty list
+arrays: {input: x}
+    9:3: data.arrays: only for the formats npz and safetensors, but format is csv
+splits: {train: {indices: {array: a}}}
+    9:20: data.splits.train.indices: only for the formats npz and safetensors, but format is csv
+splits: {train: {n: 0}}
+    9:23: data.splits.train.n: expected a number above 0, got the number 0
+splits: {train: {n: 1.5}}
+    9:23: data.splits.train.n: expected a whole number, got the number 1.5
+splits: {train: {seed: -1}}
+    9:26: data.splits.train.seed: expected a number of at least 0, got the number -1
+splits: {train: {same_as: test, n: 3}, test: {}}
+    9:20: data.splits.train.same_as: same_as stands alone; remove n
+splits: {train: {}, reference: {same_as: test}}
+    9:44: data.splits.reference.same_as: there is no split 'test'
+splits: {train: {same_as: test}, test: {same_as: train}}
+    9:29: data.splits.train.same_as: the splits go round in a circle: train -> test -> train
+"""
+
+# a line added at the top level (line 9, from column 1), and the problem it gives
+TOP = """\
+posterior: {prior_precision: abc}
+    9:30: posterior.prior_precision: expected a number above 0 or {parameter glob: number}, got the text "abc"
+posterior: {prior_precision: 0}
+    9:30: posterior.prior_precision: expected a number above 0, got the number 0
+posterior: {prior_precision: .inf}
+    9:30: posterior.prior_precision: expected a finite number, got .inf
+posterior: {prior_precision: 1e999}
+    9:30: posterior.prior_precision: expected a finite number, got 1e999
+posterior: {prior_precision: {a: -1}}
+    9:34: posterior.prior_precision.a: expected a number above 0, got the number -1
+posterior: {noise_variance: {from: train}}
+    9:36: posterior.noise_variance.from: expected 'test', got the text "train"
+posterior: {noise_variance: {from: test}}
+    9:36: posterior.noise_variance.from: there is no split 'test'
+posterior: {noise_variance: {from_: test}}
+    9:30: posterior.noise_variance.from_: unknown key; did you mean 'from'? available: from
+oracle: {}
+    9:9: oracle: expected weights or predictions
+oracle: {array: f}
+    9:10: oracle.array: only together with predictions
+oracle: {predictions: p.npz, weights: {path: a}}
+    9:9: oracle: expected either a model or predictions, got predictions and weights
+oracle: {wrap: none}
+    9:9: oracle.weights: this key is required, but missing (only build: {exported: ...} needs none)
+"""
+
+
+def pairs(table: str, add: Callable[[str], str]) -> list[tuple[str, str]]:
+    lines = table.splitlines()
+    return [(add(line), problem.strip()) for line, problem in zip(lines[::2], lines[1::2], strict=True)]
+
+
+VALUES = [*CHANGED, *pairs(DATA, with_data), *pairs(TOP, with_top)]
+
+
+@pytest.mark.parametrize(("text", "expected"), VALUES, ids=[expected for _, expected in VALUES])
+def test_one_mistake_gives_one_line(tmp_path: Path, text: str, expected: str) -> None:
+    assert problems(tmp_path, text) == [expected]
+
+
+@pytest.mark.parametrize("rows", ["5", "a:b", "1:2:0", "1:2:-1", "1:2:3:4", "", "1.0:2", "1:99999999999999999999"])
+def test_rows_are_slices(tmp_path: Path, rows: str) -> None:
+    (line,) = problems(tmp_path, with_data(f'splits: {{train: {{rows: "{rows}"}}}}'))
+    assert line.startswith("9:26: data.splits.train.rows: expected a slice like '0:353'")
+
+
+@pytest.mark.parametrize("classes", ["[]", "[1, 1]", "[-1]", "[true]", "3"])
+def test_classes(tmp_path: Path, classes: str) -> None:
+    text = changed("  weights", f"  wrap: {{binary-logodds: {{classes: {classes}}}}}\n  weights")
+    (line,) = problems(tmp_path, changed("regression", "binary", text))
+    assert line.startswith(("5:36: model.wrap.binary-logodds.classes", "5:37: model.wrap.binary-logodds.classes[0]"))
+
+
+NOT_BUILT = [
+    ("gate: {w2: {max: 1}}", "9:1: gate: gate"),
+    ("ensemble: {checkpoints: [a]}", "9:1: ensemble: ensemble"),
+    ("posterior: {rescale: hybrid}", "9:22: posterior.rescale: hybrid"),
+    ("posterior: {rescale: scale}", "9:22: posterior.rescale: scale"),
+    ("posterior: {noise_variance: marglik}", "9:29: posterior.noise_variance: marglik"),
+    (
+        "posterior: {prior_precision: marglik}",
+        "9:30: posterior.prior_precision: tuning the prior precision (marglik, tune)",
+    ),
+    (
+        "posterior: {prior_precision: {tune: x}}",
+        "9:30: posterior.prior_precision: tuning the prior precision (marglik, tune)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "expected"), NOT_BUILT)
+def test_what_is_not_built_is_refused(tmp_path: Path, line: str, expected: str) -> None:
+    assert problems(tmp_path, with_top(line)) == [f"{expected} is not available in this version"]
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "near"),
+    [
+        (changed("task", "taks"), "2:1: taks: unknown key", "task"),
+        (changed("regression", "regresion"), '2:7: task: unknown value "regresion"', "regression"),
+        (changed("arch: mlp", "arch: mpl"), '4:17: model.build.arch: unknown value "mpl"', "mlp"),
+        (changed("arch:", "archh:"), "4:11: model.build.archh: unknown key", "arch"),
+        (changed("csv\n  p", "cvs\n  p"), '7:11: data.format: unknown value "cvs"', "csv"),
+        (
+            with_data("transforms: [{permutee: [0]}]"),
+            "9:17: data.transforms[0].permutee: unknown transform",
+            "permute",
+        ),
+        (changed("weights:", "weight:"), "5:3: model.weight: unknown key", "weights"),
+        (with_data("split: {}"), "9:3: data.split: unknown key", "splits"),
+    ],
+)
+def test_suggestions(tmp_path: Path, text: str, place: str, near: str) -> None:
+    (line,) = problems(tmp_path, text)
+    assert line.startswith(f"{place}; did you mean '{near}'? available: ")
+
+
+def test_all_problems_at_once_in_order(tmp_path: Path) -> None:
+    text = """\
+version: 2
+task: regression
+task: binary
+model:
+  build: {arch: mlp}
+  weights: {path: 5, strikt: true}
+data:
+  columns: {target: 1.5}
+posterior: {rescale: hybrid, rescale: 3, noise_variance: x}
+gate: 1
+"""
+    starts = [line.split(" ")[0:2] for line in problems(tmp_path, text)]
+    assert starts == [
+        ["1:10:", "version:"],
+        ["3:1:", "task:"],
+        ["6:19:", "model.weights.path:"],
+        ["6:22:", "model.weights.strikt:"],
+        ["8:3:", "data.format:"],
+        ["8:3:", "data.path:"],
+        ["8:21:", "data.columns.target:"],
+        ["9:22:", "posterior.rescale:"],
+        ["9:30:", "posterior.rescale:"],
+        ["9:58:", "posterior.noise_variance:"],
+        ["10:1:", "gate:"],
+    ]

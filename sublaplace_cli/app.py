@@ -5,6 +5,7 @@ Nothing heavy is imported up here: `--help` and wrong usage must answer at once.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import os
@@ -64,10 +65,8 @@ def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
 def _leave(code: int) -> NoReturn:
     """End now: waiting for worker threads or flushing a closed pipe could only hang or complain."""
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(BrokenPipeError, ValueError):
             stream.flush()
-        except (BrokenPipeError, ValueError):
-            pass
     os._exit(code)
 
 
@@ -92,10 +91,11 @@ def _command(name: str) -> Callable[..., None]:
 
     def body(**values: Any) -> None:
         values.pop("version")
-        _execute(name, Settings(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}))
+        given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+        _execute(name, Settings(**given))
 
     hints = typing.get_type_hints(Settings)
-    defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
+    defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Settings)}
     parameters = [
         inspect.Parameter(
             field,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -42,7 +43,8 @@ class Console:
         return _PlainProgress(self, label, total)
 
     def _line(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        with contextlib.suppress(BrokenPipeError):
+            print(text, file=sys.stderr, flush=True)  # noqa: T201 (this is the one place)
 
 
 class _PlainProgress:

@@ -43,11 +43,11 @@ class SubnetPosterior:
     def variance(self, J_S: Tensor) -> Tensor:
         """g_Sᵀ Ω_SS⁻¹ g_S for rows J_S (m, C, k) → (m, C)."""
         g = (J_S / self.prior.sqrt()).flatten(0, 1).T  # (k, m·C)
-        if self.columns is None:
-            flat = solve_lower(self.factor, g).square().sum(0)
-        else:
-            flat = self._dual(self.columns, g)
+        flat = self._primal(g) if self.columns is None else self._dual(self.columns, g)
         return flat.reshape(J_S.shape[:2])
+
+    def _primal(self, g: Tensor) -> Tensor:
+        return solve_lower(self.factor, g).square().sum(0)
 
     def _dual(self, A: Tensor, g: Tensor) -> Tensor:
         def residual_norms(chosen: Tensor, w: Tensor) -> Tensor:

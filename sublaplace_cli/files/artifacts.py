@@ -263,4 +263,5 @@ def _offsets(header: int, plans: Mapping[str, TensorPlan]) -> dict[str, int]:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.detach().cpu().contiguous().numpy()).cast("B") if tensor.numel() else memoryview(b"")
+    array: Any = tensor.detach().cpu().contiguous().numpy()
+    return memoryview(array).cast("B") if tensor.numel() else memoryview(b"")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..core.forward import Inputs, map_inputs, outputs
+from ..core.forward import Inputs, outputs
 from ..core.layout import Layout
 from ..errors import SublaplaceError, UserError, suggestion
 from ..files.datasets import Split
@@ -44,7 +44,7 @@ class InputReader:
         raise UserError(
             f"the model cannot take a row of the data: {type(failures[-1]).__name__}: {failures[-1]}\n"
             f"one row has the shape {shapes}, with the row axis first",
-            hint="check model.build.args (for an mlp: in = number of input columns), data.columns/arrays and transforms",
+            hint="check model.build.args (for an mlp: in = number of input columns), the data columns and transforms",
         )
 
     def __call__(self, split: Split, start: int, stop: int) -> Inputs:
@@ -121,6 +121,5 @@ def prior_vector(prior: float | Mapping[str, float], layout: Layout, spec: Path)
 
 
 def _shapes(inputs: Inputs) -> str:
-    found: list[str] = []
-    map_inputs(lambda t: (found.append(str(tuple(t.shape))), t)[1], inputs)
-    return " and ".join(found)
+    tensors = inputs.values() if isinstance(inputs, dict) else inputs if isinstance(inputs, tuple) else (inputs,)
+    return " and ".join(str(tuple(tensor.shape)) for tensor in tensors)

@@ -61,7 +61,8 @@ def _from_network(session: Session) -> Tensor:
 
 def _from_file(session: Session) -> Tensor:
     spec, split = session.spec.spec.oracle, session.split("test")
-    assert spec is not None and spec.predictions is not None, "the caller has seen it"
+    assert spec is not None, "the caller has seen it"
+    assert spec.predictions is not None, "the caller has seen it"
     path: Path = session.spec.resolve(spec.predictions, "oracle.predictions", session.settings.allow_outside)
     values = np.asarray(read_matrix(path, spec.array, "oracle.predictions", session.memory), dtype=np.float64)
     values = values.reshape(len(values), -1)

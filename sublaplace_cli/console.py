@@ -95,19 +95,20 @@ def print_result(text: str) -> None:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        # Point stdout at nothing, so that the interpreter does not complain when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_stdout()
 
 
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """A table for people, on stdout; never narrower than its contents when the terminal allows it."""
+    """A table for people, on stdout."""
     from rich.console import Console as RichConsole
 
+    if title:
+        print_result(title)
     try:
-        RichConsole(file=sys.stdout).print(_rich_table(title, columns, rows))
+        RichConsole(file=sys.stdout).print(_rich_table(columns, rows))
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_stdout()
 
 
 def table_text(title: str, columns: list[str], rows: list[list[str]]) -> str:
@@ -117,17 +118,22 @@ def table_text(title: str, columns: list[str], rows: list[list[str]]) -> str:
     from rich.console import Console as RichConsole
 
     out = io.StringIO()
-    RichConsole(file=out, width=1000, color_system=None).print(_rich_table(title, columns, rows))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    RichConsole(file=out, width=1000, color_system=None).print(_rich_table(columns, rows))
+    return "\n".join([title, *(line.rstrip() for line in out.getvalue().splitlines())]).strip("\n")
 
 
-def _rich_table(title: str, columns: list[str], rows: list[list[str]]) -> Any:
+def _rich_table(columns: list[str], rows: list[list[str]]) -> Any:
     from rich import box
     from rich.table import Table
 
-    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
+    table = Table(box=box.SIMPLE_HEAD)
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _forget_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter does not complain when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

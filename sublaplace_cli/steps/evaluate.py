@@ -16,13 +16,14 @@ from ..files.artifacts import Artifact, write_artifact
 from ..files.run_folder import file_stem
 from .fit import FULL, full_posterior_of, ipv, posterior_of
 from .inputs import targets_of
-from .jacobians import noise_variance, precision_of, scores_of
+from .jacobians import noise_variance, outputs_of, precision_of, scores_of
 from .oracle import oracle_outputs
 from .passes import jacobian_of
 from .request import Choice, choices
 from .select import Chosen, selections_of
 from .session import Session
 
+MAP = "map"
 # The order of a result row; every mean that has a standard error carries it as NAME_se at the end.
 ROW_KEYS = (
     *("method", "k", "rescale", "remainder", "mean_std", "w2", "w2_se", "w2_relative", "w2_total"),
@@ -39,8 +40,7 @@ class Spread:
     k: int | None
     variance: Tensor  # (M, C)
     freedom: float
-    nested_in_full: bool = True  # a sub-network: Theorem 1 holds
-    chosen: Chosen | None = None
+    chosen: Chosen | None = None  # of a sub-network: Theorem 1 holds for it
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,16 @@ class Evaluation:
 def run(session: Session) -> Evaluation:
     """Everything that is missing is made on the way; returns the result of section 5 of the contract."""
     wanted = choices(session.settings)
-    test = jacobian_of(session, "test")
-    norms = _test_norms(session)
+    if session.settings.full == "exact" or any(choice.call.name != MAP for choice in wanted):
+        f = jacobian_of(session, "test").outputs
+    else:
+        f = outputs_of(session, "test")  # the network alone: no gradient is needed
     full = _full_spread(session) if session.settings.full == "exact" or _asks_for_full(wanted) else None
-    spreads = _spreads(session, wanted, full)
-    _theorem_1(spreads, full, norms)
+    spreads = _spreads(session, wanted, f, full)
+    _theorem_1(session, spreads, full)
     known = Predictive(
         task=session.task,
-        f=test.outputs,
+        f=f,
         sigma2=noise_variance(session),
         targets=targets_of(session.split("test"), session.device),
         oracle=oracle_outputs(session),
@@ -115,10 +117,10 @@ def _full_spread(session: Session) -> Spread:
     return Spread(FULL, session.layout.size, variance, posterior.freedom)
 
 
-def _spreads(session: Session, wanted: list[Choice], full: Spread | None) -> list[Spread]:
+def _spreads(session: Session, wanted: list[Choice], f: Tensor, full: Spread | None) -> list[Spread]:
     selections = selections_of(session, [choice for choice in wanted if choice.call.selects])
     return [
-        _subnet_spread(session, selections[choice]) if choice in selections else _reference(session, choice, full)
+        _subnet_spread(session, selections[choice]) if choice in selections else _reference(session, choice, f, full)
         for choice in wanted
     ]
 
@@ -134,24 +136,26 @@ def _subnet_spread(session: Session, chosen: Chosen) -> Spread:
     return Spread(chosen.method, chosen.k, variance, posterior.freedom, chosen=chosen)
 
 
-def _reference(session: Session, choice: Choice, full: Spread | None) -> Spread:
-    test = jacobian_of(session, "test")
+def _reference(session: Session, choice: Choice, f: Tensor, full: Spread | None) -> Spread:
     if choice.call.name == FULL:
         assert full is not None, "it was asked for"
         return full
-    if choice.call.name == "map":
-        return Spread("map", None, torch.zeros_like(test.outputs), 0.0)
+    if choice.call.name == MAP:
+        return Spread(MAP, None, torch.zeros_like(f), 0.0)
     data_diagonal, precision = scores_of(session).data_diagonal, precision_of(session)
     with session.timed("predict"):
-        variance = diagonal_variance(precision, data_diagonal, test)
-    return Spread("diagonal", None, variance, diagonal_freedom(precision, data_diagonal), nested_in_full=False)
+        variance = diagonal_variance(precision, data_diagonal, jacobian_of(session, "test"))
+    return Spread("diagonal", None, variance, diagonal_freedom(precision, data_diagonal))
 
 
-def _theorem_1(spreads: list[Spread], full: Spread | None, norms: Tensor) -> None:
+def _theorem_1(session: Session, spreads: list[Spread], full: Spread | None) -> None:
     """Every sub-network against the full posterior, and against those that contain it."""
-    subnets = [spread for spread in spreads if spread.nested_in_full]
+    subnets = [spread for spread in spreads if spread.chosen is not None]
+    if not subnets:
+        return
+    norms = _test_norms(session)
     for spread in subnets:
-        if full is not None and spread is not full:
+        if full is not None:
             require_not_larger(spread.variance, full.variance, norms, _name(spread), "the full posterior")
     for small in subnets:
         for large in subnets:

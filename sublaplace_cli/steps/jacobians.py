@@ -65,10 +65,24 @@ def noise_variance(session: Session) -> float | None:
         targets = targets_of(split, session.device)
         if targets is None:
             raise UserError(f"posterior.noise_variance: the {name} rows have no targets to take it from")
-        mean_square = float((targets - jacobian_of(session, name).outputs).square().mean())
+        mean_square = float((targets - outputs_of(session, name)).square().mean())
         session.kept[key] = max(mean_square, NOISE_FLOOR) if name == "train" else mean_square
         if session.kept[key] <= 0:
             raise UserError("posterior.noise_variance: the residuals of the test rows are all 0", hint="give a number")
+    return session.kept[key]
+
+
+def outputs_of(session: Session, name: str) -> Tensor:
+    """f of a split (N, C): from its Jacobian where this command has one, else by plain forward passes.
+
+    The noise of the test rows always takes the second way, so that every command finds the same number.
+    """
+    name = session.split_name(name)
+    if f"jacobians-{name}" in session.kept and name == "train":
+        return jacobian_of(session, name).outputs
+    key = f"outputs-{name}"
+    if key not in session.kept:
+        session.kept[key] = session.reader.outputs(session.model, session.split(name))
     return session.kept[key]
 
 

@@ -8,14 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.forward import outputs
 from ..errors import UserError
 from ..files.matrix import read_matrix
 from ..files.networks import load_network
 from .inputs import InputReader
 from .session import Session
-
-ROWS_AT_ONCE = 256
 
 
 def oracle_outputs(session: Session) -> Tensor | None:
@@ -50,13 +47,7 @@ def _from_network(session: Session) -> Tensor:
     )
     model = network.module.eval().to(device=session.device, dtype=session.dtype)
     split = session.split("test")
-    reader = InputReader.for_model(model, split, session.device)
-    with torch.no_grad():
-        parts = [
-            outputs(model, reader(split, a, min(a + ROWS_AT_ONCE, len(split))))
-            for a in range(0, len(split), ROWS_AT_ONCE)
-        ]
-    return torch.cat(parts).double()
+    return InputReader.for_model(model, split, session.device).outputs(model, split)
 
 
 def _from_file(session: Session) -> Tensor:

@@ -1,14 +1,12 @@
 """Greedy-Laplace, Algorithm 2, as a lazy pivoted Cholesky factorisation of Ω.
 
 The Schur-complement diagonal d_j never grows as S grows, so a value computed earlier is an upper bound. Only
-the columns with the largest bounds are fetched and brought up to date, a panel at a time; inside a panel
-pivots are taken for as long as the best of them beats every bound outside. The order is that of the literal
+the columns with the largest bounds are fetched and brought up to date; among the best of them, a panel,
+pivots are taken for as long as the best beats every bound outside. The order is that of the literal
 algorithm over all candidates.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,7 +16,8 @@ from ..linalg import safe_cholesky, solve_lower
 from ..precision import Precision
 from . import Selection, SelectionProblem, largest, rounded
 
-PANEL = 256  # candidates brought up to date at a time
+PANEL = 256  # candidates among which pivots are taken in one go
+SWEEP = 2048  # candidates whose bounds are brought up to date in one go
 
 
 def greedy(problem: SelectionProblem, k: int) -> Selection:
@@ -51,40 +50,60 @@ class _Search:
     """State of one run; values are d_j / v_j throughout, i.e. everything in the prior's metric."""
 
     def __init__(self, precision: Precision, candidates: Tensor, bounds: Tensor, k: int) -> None:
-        self.precision = precision
         self.candidates = candidates  # flat indices, rising
         self.bounds = bounds.clone()  # upper bounds of d/v, aligned with `candidates`; −1 once chosen
+        self.as_of = torch.zeros(len(bounds), dtype=torch.int64, device=bounds.device)  # |S| at that time
         self.k = k
+        self.chosen: list[int] = []
+        self.pivots: list[float] = []
         self.schur: _PrimalSchur | _DualSchur = (
-            _PrimalSchur(precision.n_rows) if 2 * k <= precision.n_rows else _DualSchur(precision.n_rows, bounds)
+            _PrimalSchur() if 2 * k <= precision.n_rows else _DualSchur(precision.n_rows, bounds)
         )
         self.cache = _ColumnCache(precision, candidates)
 
     def run(self) -> tuple[Tensor, Tensor]:
-        chosen: list[int] = []
-        pivots: list[float] = []
-        while len(chosen) < self.k:
-            for position, pivot in self._panel(self.k - len(chosen)):
-                chosen.append(position)
-                pivots.append(pivot)
-        positions = torch.tensor(chosen, device=self.bounds.device)
-        return self.candidates[positions], torch.tensor(pivots, dtype=torch.float64, device=self.bounds.device)
+        while len(self.chosen) < self.k:
+            self._panel()
+        positions = torch.tensor(self.chosen, device=self.bounds.device)
+        return self.candidates[positions], torch.tensor(self.pivots, dtype=torch.float64, device=self.bounds.device)
 
-    def _panel(self, most: int) -> list[tuple[int, float]]:
-        """Bring the best candidates up to date and take pivots while nothing outside can beat them."""
-        order = largest(self.bounds, PANEL + 1)
-        order = order[self.bounds[order] > 0]  # not those chosen before
+    def _panel(self) -> None:
+        """Take pivots among the best candidates while nothing outside can beat them."""
+        order = self._best_up_to_date()
         panel, rest = order[:PANEL].sort().values, order[PANEL:]
         A = self.cache.columns(panel, self.bounds)  # (N·C, b)
         T = self.schur.complement(A)  # (b, b)
         # Values that are up to date already decide at once: rounding must not send them round in circles.
         fresh = bool((T.diagonal() >= self.bounds[panel] * (1 - 1e-11)).all())
         outside = (float(rounded(self.bounds[rest])[0]), int(rest[0])) if len(rest) else (-1.0, 0)
-        taken, pivots, remaining = _pivot_inside(T, panel, outside, most, sure=fresh)
-        self.bounds[panel] = remaining
-        self.bounds[panel[taken]] = -1.0
+        taken, pivots, remaining = _pivot_inside(T, panel, outside, self.k - len(self.chosen), sure=fresh)
         self.schur.extend(A[:, taken], T[taken][:, taken])
-        return [(int(panel[t]), pivot) for t, pivot in zip(taken, pivots, strict=True)]
+        self.chosen += panel[taken].tolist()
+        self.pivots += pivots
+        self._update(panel, remaining)
+        self.bounds[panel[taken]] = -1.0
+
+    def _best_up_to_date(self) -> Tensor:
+        """The candidates with the largest bounds, after refreshing until those of a panel are mostly exact."""
+        while True:
+            order = self._top(PANEL + 1)
+            stale = self.as_of[order] < len(self.chosen)
+            if int(stale.sum()) <= PANEL // 4:
+                return order
+            sweep = self._top(min(SWEEP, self.cache.most))
+            sweep = sweep[self.as_of[sweep] < len(self.chosen)].sort().values
+            self._update(sweep, self.schur.diagonal(self.cache.columns(sweep, self.bounds)))
+
+    def _update(self, positions: Tensor, values: Tensor) -> None:
+        self.bounds[positions] = torch.minimum(values, self.bounds[positions])  # bounds never rise
+        self.as_of[positions] = len(self.chosen)
+
+    def _top(self, count: int) -> Tensor:
+        """Positions of the largest bounds in falling order, ties to the lower index, none of them chosen."""
+        count = min(count, len(self.bounds) - len(self.chosen))
+        least = torch.topk(self.bounds, count).values[-1]
+        near = (self.bounds >= least * (1 - 1e-11)).nonzero().squeeze(1)  # rounding may reorder only these
+        return near[largest(self.bounds[near], count)]
 
 
 def _pivot_inside(
@@ -117,7 +136,7 @@ def _pivot_inside(
 class _PrimalSchur:
     """I + AᵀA − XᵀX with X = L⁻¹ A_Sᵀ A: cheaper while S is small beside the rows."""
 
-    def __init__(self, n_rows: int) -> None:
+    def __init__(self) -> None:
         self.A_S: Tensor | None = None
         self.L: Tensor | None = None
 
@@ -129,6 +148,11 @@ class _PrimalSchur:
         T.diagonal().add_(1.0)
         X = self._half(A)
         return T if X is None else T - X.T @ X
+
+    def diagonal(self, A: Tensor) -> Tensor:
+        d = 1.0 + A.square().sum(0)
+        X = self._half(A)
+        return d if X is None else d - X.square().sum(0)
 
     def extend(self, A: Tensor, T: Tensor) -> None:
         if A.shape[1] == 0:
@@ -155,36 +179,36 @@ class _DualSchur:
         T.diagonal().add_(1.0)
         return T
 
+    def diagonal(self, A: Tensor) -> Tensor:
+        return 1.0 + solve_lower(self.L, A).square().sum(0)
+
     def extend(self, A: Tensor, _T: Tensor) -> None:
         if A.shape[1]:
             self.outer.addmm_(A, A.T)
             self.L = safe_cholesky(self.outer)  # from scratch: no drift, and no dearer than the panel
 
 
-@dataclass
 class _ColumnCache:
     """Columns of A V^(−½) that were fetched, widened a batch at a time: one pass over the rows a batch."""
 
-    precision: Precision
-    candidates: Tensor
-
-    def __post_init__(self) -> None:
-        device = self.candidates.device
-        self.slot = torch.full((len(self.candidates),), -1, dtype=torch.int64, device=device)
-        self.held = torch.empty(self.precision.n_rows, 0, dtype=torch.float64, device=device)
-        self.width = max(4 * PANEL, self.precision.memory // 4 // (8 * self.precision.n_rows))
+    def __init__(self, precision: Precision, candidates: Tensor) -> None:
+        self.precision, self.candidates = precision, candidates
+        self.most = max(PANEL, precision.memory // 6 // (8 * precision.n_rows))
+        self.slot = torch.full((len(candidates),), -1, dtype=torch.int64, device=candidates.device)
+        self.held = torch.empty(0, precision.n_rows, dtype=torch.float64, device=candidates.device)
 
     def columns(self, positions: Tensor, bounds: Tensor) -> Tensor:
+        """(N·C, len(positions)); `bounds` decide which others are fetched along with them."""
         if bool((self.slot[positions] < 0).any()):
             self._fetch(bounds)
-        return self.held[:, self.slot[positions]]
+        return self.held[self.slot[positions]].T
 
     def _fetch(self, bounds: Tensor) -> None:
         """Hold the candidates with the largest bounds: twice as many as before, as far as memory allows."""
-        width = min(self.width, max(4 * PANEL, 2 * self.held.shape[1]), len(bounds))
+        width = min(self.most, max(2 * SWEEP, 2 * len(self.held)), len(bounds))
         wanted = largest(bounds, width)
         S = self.candidates[wanted]
-        self.held = torch.empty(0)  # let go of the old ones first
-        self.held = self.precision.columns(S) * self.precision.prior[S].rsqrt()
+        self.held = self.held[:0]  # let go of the old ones first
+        self.held = (self.precision.columns(S) * self.precision.prior[S].rsqrt()).T.contiguous()
         self.slot.fill_(-1)
         self.slot[wanted] = torch.arange(width, device=self.slot.device)

@@ -1,0 +1,237 @@
+"""Helpers of the command-line tests: small projects on disk, runs of the tool, and what must hold of them."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, "-m", "sublaplace_cli"]
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if not name.startswith("SUBLAPLACE")},
+    "PYTHONPATH": str(ROOT),
+    "OMP_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """How one call of the tool ended."""
+
+    code: int
+    out: str
+    err: str
+    cpu: float = 0.0
+    peak: int = 0
+
+    def json(self) -> Any:
+        """The result, read strictly."""
+        assert self.code == 0, self.err
+        return strict(self.out)
+
+
+def strict(text: str) -> Any:
+    """JSON without NaN and Infinity."""
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def call(*args: Any, cwd: Path, env: dict[str, str] | None = None, timeout: float = 60, **more: Any) -> Run:
+    """The tool as a process of its own, with stdin closed."""
+    done = subprocess.run(
+        [*COMMAND, *map(str, args)],
+        cwd=cwd,
+        env={**ENVIRONMENT, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=timeout,
+        **more,
+    )
+    return Run(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def start(*args: Any, cwd: Path, env: dict[str, str] | None = None, **more: Any) -> subprocess.Popen:
+    """The tool in the background."""
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
+    return subprocess.Popen([*COMMAND, *map(str, args)], cwd=cwd, env={**ENVIRONMENT, **(env or {})}, **streams)
+
+
+class Tool:
+    """Runs the tool through the fork server: real processes, quick ones."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.server = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("fork_server.py"))],
+            env=ENVIRONMENT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, *args: Any, cwd: Path, env: dict[str, str | None] | None = None) -> Run:
+        out, err = self.folder / "out", self.folder / "err"
+        job = {"args": [*map(str, args)], "cwd": str(cwd), "env": env or {}, "out": str(out), "err": str(err)}
+        assert self.server.stdin is not None
+        assert self.server.stdout is not None
+        self.server.stdin.write(json.dumps(job) + "\n")
+        self.server.stdin.flush()
+        answer = json.loads(self.server.stdout.readline())
+        return Run(out=out.read_bytes().decode(), err=err.read_bytes().decode(), **answer)
+
+    def close(self) -> None:
+        assert self.server.stdin is not None
+        self.server.stdin.close()
+        self.server.wait(10)
+
+
+def mlp(sizes: list[int], seed: int = 0) -> nn.Sequential:
+    """What `build: {arch: mlp, args: {act: tanh}}` builds, with seeded weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers: list[nn.Module] = []
+        for a, b in zip(sizes, sizes[1:], strict=False):
+            layers += [nn.Linear(a, b), nn.Tanh()]
+        return nn.Sequential(*layers[:-1])
+
+
+def save(model: nn.Module, path: Path) -> None:
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, path)
+
+
+class Project:
+    """A folder with a spec, data and weights: an mlp 3-8-C on 30 rows, 22 of them for training."""
+
+    def __init__(self, folder: Path, task: str = "regression", outputs: int = 1, rows: int = 30) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.task, self.outputs = folder, task, outputs
+        rng = np.random.default_rng(0)
+        self.x = rng.normal(size=(rows, 3))
+        classes = 2 if task == "binary" else outputs
+        self.y = rng.normal(size=(rows, outputs)) if task == "regression" else np.arange(rows)[:, None] % classes
+        names = [f"y{c}" for c in range(self.y.shape[1])]
+        self.write_csv("data.csv", ["a", "b", "c", *names], np.hstack([self.x, self.y]))
+        self.model = mlp([3, 8, outputs])
+        save(self.model, folder / "model.safetensors")
+        self.spec: dict[str, Any] = {
+            "version": 1,
+            "task": task,
+            "model": {
+                "build": {"arch": "mlp", "args": {"in": 3, "hidden": [8], "out": outputs, "act": "tanh"}},
+                "weights": {"path": "model.safetensors"},
+            },
+            "data": {
+                "format": "csv",
+                "path": "data.csv",
+                "columns": {"target": names if len(names) > 1 else names[0], "input": ["a", "b", "c"]},
+                "splits": {"train": {"rows": "0:22"}, "test": {"rows": "22:"}},
+            },
+            "posterior": {"prior_precision": 1.0},
+        }
+        self.save()
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return sum(q.numel() for q in self.model.parameters())
+
+    def write_csv(self, name: str, header: list[str], values: Any) -> None:
+        with open(self.folder / name, "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(header)
+            writer.writerows([[repr(float(v)) for v in row] for row in values])
+
+    def save(self, spec: dict[str, Any] | None = None, name: str = "sublaplace.yaml") -> Path:
+        path = self.folder / name
+        path.write_text(yaml.safe_dump(self.spec if spec is None else spec, sort_keys=False))
+        return path
+
+    def changed(self, **parts: Any) -> dict[str, Any]:
+        """The spec with whole sections replaced; None removes one."""
+        spec = {**copy.deepcopy(self.spec), **parts}
+        return {key: value for key, value in spec.items() if value is not None}
+
+    def use(self, **parts: Any) -> Project:
+        """Change sections of the spec on disk."""
+        self.spec = self.changed(**parts)
+        self.save()
+        return self
+
+    def npz(self, **arrays: Any) -> None:
+        """Data from an npz with these arrays, `x` and `y`."""
+        everything = {"x": self.x.astype(np.float32), "y": self.y, **arrays}
+        np.savez(self.folder / "data.npz", **everything)
+        target = {} if "y" not in everything else {"target": "y"}
+        data = {
+            "format": "npz",
+            "path": "data.npz",
+            "arrays": {"input": "x", **target},
+            "splits": self.spec["data"]["splits"],
+        }
+        self.use(data=data)
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(self.x), torch.from_numpy(self.y)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file of a folder with its sha256."""
+    return {
+        str(q.relative_to(folder)): hashlib.sha256(q.read_bytes()).hexdigest()
+        for q in sorted(folder.rglob("*"))
+        if q.is_file()
+    }
+
+
+def core(result: dict[str, Any]) -> dict[str, Any]:
+    """The numbers: without times and places."""
+    return {key: value for key, value in result.items() if key not in ("seconds", "artifacts")}
+
+
+def refused(run: Run, *words: str, code: int = 2, folder: Path | None = None) -> None:
+    """One clear message with these words, nothing on stdout, nothing half-written."""
+    assert run.code == code, f"exit code {run.code}\n{run.out[:500]}\n{run.err}"
+    assert run.out == "", run.out[:500]
+    assert "Traceback" not in run.err, run.err
+    assert "unexpected" not in run.err, run.err
+    assert run.err.count("error: ") == 1 or run.err.count("Error: ") == 1, run.err
+    for word in words:
+        assert word in run.err, f"{word!r} is not in:\n{run.err}"
+    if folder is not None:
+        whole(folder)
+
+
+def whole(folder: Path) -> None:
+    """What has a final name in a run folder can be read by safetensors and by JSON."""
+    from safetensors import safe_open
+
+    for path in folder.glob("*.safetensors") if folder.exists() else []:
+        with safe_open(path, framework="pt") as file:
+            meta = strict(file.metadata()["sublaplace"])
+            for name in file.keys():  # noqa: SIM118
+                data = file.get_tensor(name)
+                step = meta["tensors"][name]["rows_per_piece"]
+                pieces = [data[i : i + step] for i in range(0, max(1, len(data)), step)]
+                digests = [hashlib.sha256(piece.contiguous().numpy().tobytes()).hexdigest() for piece in pieces]
+                assert digests == meta["tensors"][name]["sha256"], f"{path}: {name}"
+    for path in folder.glob("*.json") if folder.exists() else []:
+        if not path.name.endswith(".part.json"):
+            strict(path.read_text())

@@ -1,0 +1,245 @@
+"""Ω never formed: diagonal, columns, Gram and norms equal those of the dense matrix, however the rows are read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import reference
+import torch
+from cases import CASES
+from core.problems import PLENTY, PRIORS, Problem, assert_close, capture_of, case_named, dense, solved, subset
+
+from sublaplace_cli.core import blocks
+from sublaplace_cli.core.capture import prepare_capture
+from sublaplace_cli.core.forward import map_inputs
+from sublaplace_cli.core.jacobian import (
+    HeldJacobian,
+    RecomputedJacobian,
+    StoredJacobian,
+    aligned,
+    bytes_per_row,
+    row_tiles,
+)
+from sublaplace_cli.core.layout import Layout
+from sublaplace_cli.core.posterior import fit_full, fit_subnet, subnet_variance
+from sublaplace_cli.core.precision import gram, row_norms, squared_gradients
+
+NAMES = [case.name for case in CASES]
+each_problem = pytest.mark.parametrize(("name", "prior"), [(name, prior) for name in NAMES for prior in PRIORS])
+
+
+def weighted_rows(problem: Problem) -> torch.Tensor:
+    """A (N·C, p), rows Wₙᵀ Jₙ with the package's own root."""
+    return torch.cat([W.T @ J for W, J in zip(problem.precision.root, problem.J, strict=True)])
+
+
+@each_problem
+def test_the_diagonal_is_that_of_the_dense_data_term(name, prior):
+    problem = solved(name, prior)
+    assert_close(problem.precision.data_diagonal(), reference.data_term(problem.J, problem.H).diagonal(), 1e-12)
+
+
+@each_problem
+def test_columns_times_columns_is_the_dense_data_term(name, prior):
+    problem = solved(name, prior)
+    S = subset(problem.p, min(problem.p, 20))
+    A = problem.precision.columns(S)
+    assert_close(A.T @ A, reference.data_term(problem.J, problem.H)[S][:, S], 1e-9)
+    assert_close(A, weighted_rows(problem)[:, S], 1e-12)
+
+
+@each_problem
+def test_gram_and_cross_gram(name, prior):
+    problem = solved(name, prior)
+    A, J_test = weighted_rows(problem), problem.J_test.flatten(0, 1)
+    assert_close(problem.precision.gram(), A / problem.v @ A.T, 1e-9)
+    assert_close(problem.precision.cross_gram(problem.test), A / problem.v @ J_test.T, 1e-9)
+
+
+@each_problem
+def test_unweighted_squares_and_norms(name, prior):
+    problem = solved(name, prior)
+    assert_close(
+        squared_gradients(problem.precision.jacobian, None, PLENTY), problem.J.square().sum((0, 1)), 1e-12
+    )
+    norms = (problem.J_test.square() / problem.v).sum(2).flatten()
+    assert_close(row_norms(problem.test, problem.v, PLENTY), norms, 1e-12)
+
+
+@each_problem
+def test_residual_norms_of_chosen_rows(name, prior):
+    problem = solved(name, prior)
+    chosen = torch.tensor([5, 0, 2])
+    w = torch.linspace(-1, 1, 3 * problem.precision.n_rows, dtype=torch.float64).reshape(-1, 3)
+    residual = problem.J_test.flatten(0, 1)[chosen] - w.T @ weighted_rows(problem)
+    found = problem.precision.residual_norms(problem.test, chosen, w)
+    assert_close(found, (residual.square() / problem.v).sum(1), 1e-10)
+
+
+def test_the_gram_of_two_jacobians_is_not_taken_for_that_of_one():
+    problem = solved("mlp-3-outputs")
+    J, J_test = problem.J.flatten(0, 1), problem.J_test.flatten(0, 1)
+    assert_close(gram(problem.precision.jacobian, problem.test, problem.v, PLENTY), J / problem.v @ J_test.T, 1e-9)
+
+
+def answers(problem: Problem) -> dict[str, torch.Tensor]:
+    """Everything that is asked of Ω, within its memory; posteriors are fitted with enough of it."""
+    precision, test, S = problem.precision, problem.test, subset(problem.p, problem.p // 2)
+    roomy = replace(precision, memory=PLENTY)
+    full, primal, dual = fit_full(roomy), fit_subnet(roomy, S, "primal"), fit_subnet(roomy, S, "dual")
+    norms = row_norms(test, precision.prior, precision.memory)
+    chosen = torch.arange(0, len(norms), 2)
+    w = precision.cross_gram(test)[:, chosen] / norms.max()
+    return {
+        "diagonal": precision.data_diagonal(),
+        "unweighted": squared_gradients(precision.jacobian, None, precision.memory),
+        "columns": precision.columns(S),
+        "gram": precision.gram(),
+        "cross": precision.cross_gram(test),
+        "norms": norms,
+        "residual": precision.residual_norms(test, chosen, w),
+        "full": replace(full, precision=precision).variance(test, norms),
+        "primal": subnet_variance(primal, test, precision.memory),
+        "dual": subnet_variance(dual, test, precision.memory),
+        "freedom": torch.tensor([full.freedom, primal.freedom, dual.freedom], dtype=torch.float64),
+    }
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert_close(found[name], value, 1e-12)
+
+
+@pytest.mark.parametrize("name", ["mlp", "mlp-3-outputs", "conv-multiclass", "attention", "two-inputs"])
+@pytest.mark.parametrize("memory", [1, 20_000, 100_000])
+def test_answers_do_not_depend_on_the_memory(name, memory):
+    problem = solved(name, "unequal")
+    assert_same(answers(replace(problem, precision=replace(problem.precision, memory=memory))), answers(problem))
+
+
+def test_no_memory_at_all_means_tiles_of_one_row():
+    problem = solved("mlp")
+    tiles = row_tiles(23, bytes_per_row(problem.precision.jacobian), memory=1)
+    assert tiles == [(i, i + 1) for i in range(23)]
+
+
+@pytest.mark.parametrize("panel", [1, 3])
+@pytest.mark.parametrize("name", ["mlp-3-outputs", "conv-multiclass"])
+def test_answers_do_not_depend_on_the_width_of_a_panel(name, panel, monkeypatch):
+    problem = solved(name, "unequal")
+    expected = answers(problem)
+    monkeypatch.setattr(blocks, "PANEL", panel)
+    assert_same(answers(problem), expected)
+
+
+@pytest.mark.parametrize("name", ["mlp", "mlp-3-outputs", "conv-multiclass"])
+def test_answers_do_not_depend_on_the_order_of_the_training_rows(name):
+    problem = solved(name, "unequal")
+    held, order = problem.precision.jacobian, torch.randperm(23, generator=torch.Generator().manual_seed(1))
+    shuffled = HeldJacobian(
+        held.layout,
+        held.outputs[order],
+        tuple(blocks.DenseBlock(block.start, block.values[order]) for block in held.blocks),
+    )
+    other = replace(
+        problem, precision=replace(problem.precision, jacobian=shuffled, root=problem.precision.root[order])
+    )
+    of_rows = {"columns", "gram", "cross", "residual"}  # these are about training rows, and turn with them
+    expected = {k: t for k, t in answers(problem).items() if k not in of_rows}
+    assert_same({k: t for k, t in answers(other).items() if k not in of_rows}, expected)
+
+
+def stored(held: HeldJacobian) -> StoredJacobian:
+    return StoredJacobian(held.layout, held.outputs, held.dtype, lambda i, a, b: held.blocks[i].values[a:b].clone())
+
+
+def recomputed(held: HeldJacobian, rows_per_pass: int) -> RecomputedJacobian:
+    def compute(start: int, stop: int) -> list[blocks.DenseBlock]:
+        assert start % rows_per_pass == 0, "passes lie on one grid"
+        assert stop == min(start + rows_per_pass, len(held.outputs))
+        return [block.rows(start, stop) for block in held.blocks]
+
+    return RecomputedJacobian(held.layout, held.outputs, held.dtype, compute, rows_per_pass)
+
+
+@pytest.mark.parametrize("memory", [1, 20_000, PLENTY])
+@pytest.mark.parametrize("name", ["mlp", "mlp-3-outputs", "conv-multiclass"])
+@pytest.mark.parametrize(
+    "source", [stored, lambda held: recomputed(held, 4), lambda held: recomputed(held, 64)], ids=["stored", "4", "64"]
+)
+def test_stored_and_recomputed_rows_answer_as_held_ones(name, source, memory):
+    problem = solved(name, "unequal")
+    precision = replace(problem.precision, jacobian=source(problem.precision.jacobian), memory=memory)
+    assert_same(answers(replace(problem, precision=precision, test=source(problem.test))), answers(problem))
+
+
+def test_rows_computed_anew_by_the_network_answer_as_held_ones():
+    case = case_named("conv-multiclass")
+    problem = solved(case.name, "unequal")
+    capture, train = capture_of(case, memory=1)
+
+    def compute(start, stop):
+        return capture(map_inputs(lambda t: t[start:stop], train)).blocks
+
+    jacobian = RecomputedJacobian(capture.layout, problem.precision.jacobian.outputs, torch.float64, compute, 5)
+    assert_same(answers(replace(problem, precision=replace(problem.precision, jacobian=jacobian))), answers(problem))
+
+
+def test_any_slice_of_recomputed_rows_is_that_slice():
+    held = solved("mlp-3-outputs").precision.jacobian
+    anew = recomputed(held, 4)
+    for start, stop in [(0, 23), (3, 4), (4, 8), (3, 9), (22, 23), (7, 23)]:
+        for block, expected in zip(anew.load(start, stop, [2, 0]), held.load(start, stop, [2, 0]), strict=True):
+            assert block.start == expected.start
+            assert torch.equal(block.values, expected.values)
+
+
+def test_the_grid_of_passes_covers_what_is_asked_for():
+    assert list(aligned(5, 11, 4, 23)) == [(4, 8), (8, 12)]
+    assert list(aligned(20, 23, 8, 23)) == [(16, 23)]
+
+
+def test_columns_keep_the_order_of_the_selection_across_blocks():
+    problem = solved("attention")
+    S = torch.tensor([400, 3, 250, 89, 2])
+    assert torch.equal(problem.precision.columns(S), weighted_columns(problem, S))
+
+
+def weighted_columns(problem: Problem, S: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("ncd,nck->ndk", problem.precision.root, problem.J[:, :, S]).reshape(-1, len(S))
+
+
+def test_float32_rows_are_summed_in_float64():
+    """A column of 1 and many 1e-5: float32 sums would lose the small squares altogether."""
+    values = torch.full((1000, 1, 1), 1e-5, dtype=torch.float32)
+    values[0] = 1.0
+    block = blocks.DenseBlock(0, values)
+    v = torch.ones(1, dtype=torch.float64)
+    expected = values.double().square().sum()
+    assert_close(block.squares(), expected.reshape(1), 1e-15)
+    assert_close(block.gram(block, v).diagonal().sum().reshape(1), expected.reshape(1), 1e-15)
+    assert_close(block.norms(v).sum().reshape(1), expected.reshape(1), 1e-15)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_captured_rows_in_float32_give_the_variances_of_float64(name):
+    case = case_named(name)
+    problem = solved(name)
+    model, train, _, test, _ = case.make(torch.float32)
+    capture = prepare_capture(model, Layout.of(model), train, PLENTY)
+    rows, test_rows = (captured_to_held(capture, inputs) for inputs in (train, test))
+    assert rows.dtype == torch.float32
+    precision = replace(problem.precision, jacobian=rows)
+    variance = fit_full(precision).variance(test_rows, row_norms(test_rows, problem.v, PLENTY))
+    exact = reference.subnet_variance(problem.J_test, problem.omega, torch.arange(problem.p))
+    # A relative error of 1e-6 in the rows of J moves gᵀΩ⁻¹g by ~1e-6·‖g‖²/v, not by a share of the variance itself.
+    norms = (problem.J_test.square() / problem.v).sum(2)
+    assert bool(((variance - exact).abs() <= 1e-5 * norms).all())
+    assert dense(rows).shape == problem.J.shape
+
+
+def captured_to_held(capture, inputs) -> HeldJacobian:
+    captured = capture(inputs)
+    return HeldJacobian(capture.layout, captured.f, tuple(captured.blocks))

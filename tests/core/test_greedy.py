@@ -1,0 +1,196 @@
+"""Greedy-Laplace: the lazy panels give the order of the literal Algorithm 2, over any pool and in both Schur forms."""
+
+from __future__ import annotations
+
+import pytest
+import reference
+import torch
+from cases import CASES
+from core.problems import PRIORS, Problem, prior_of, random_matrix, solved, synthetic
+from scipy.linalg.lapack import dpstrf
+
+from sublaplace_cli.core.selectors import Selection
+from sublaplace_cli.core.selectors import greedy as module
+from sublaplace_cli.core.selectors.greedy import PANEL, greedy, pool_size
+from sublaplace_cli.errors import NumericsError, UserError
+
+
+def literal(problem: Problem, k: int, pool: int | None = None) -> list[int]:
+    candidates = None
+    if pool is not None:
+        score = reference.data_term(problem.J, problem.H).diagonal()
+        candidates = reference.gradient_selection(score, problem.v, pool)
+    return reference.greedy_selection(problem.omega, problem.v, k, candidates)
+
+
+def lapack_order(problem: Problem, k: int) -> list[int]:
+    """Pivots of LAPACK's pivoted Cholesky of V^(−½) Ω V^(−½)."""
+    scale = problem.v.rsqrt()
+    _, pivots, _, info = dpstrf((problem.omega * scale.unsqueeze(1) * scale).numpy(), lower=1)
+    assert info == 0
+    return [int(i) - 1 for i in pivots[:k]]
+
+
+def assert_pivots(problem: Problem, chosen: Selection) -> None:
+    """values[i] is the Schur complement of chosen[i] given those before it: the squared Cholesky diagonal."""
+    S = chosen.indices
+    L = torch.linalg.cholesky(problem.omega[S][:, S])
+    torch.testing.assert_close(chosen.values, L.diagonal().square(), rtol=1e-8, atol=0)
+
+
+@pytest.mark.parametrize("name", [case.name for case in CASES])
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("pool", ["all", "2k", "paper", "40"])
+def test_greedy_is_algorithm_2(name, prior, pool):
+    problem = solved(name, prior)
+    for k in sorted({1, min(11, problem.p), min(39, problem.p)}):
+        chosen = greedy(problem.selection(pool=pool), k)
+        size = {"all": problem.p, "2k": 2 * k, "paper": max(k, min(2 * k + 1000, problem.p - 1)), "40": 40}[pool]
+        assert chosen.indices.tolist() == literal(problem, k, min(size, problem.p))
+        assert_pivots(problem, chosen)
+
+
+@pytest.mark.parametrize("C", [1, 3])
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize(
+    ("N", "p", "k", "form"),
+    [(40, 1500, 300, "_DualSchur"), (700, 1500, 300, "_PrimalSchur"), (33, 600, 600, "_DualSchur")],
+    ids=["few-rows", "many-rows", "everything"],
+)
+def test_more_candidates_than_a_panel(N, p, k, form, prior, C, monkeypatch):
+    rows = max(1, N // C)
+    scale = torch.logspace(0, -1.5, p, dtype=torch.float64)[torch.randperm(p, generator=torch.Generator().manual_seed(4))]
+    problem = synthetic(random_matrix(rows, C, p) * scale, prior_of(prior, p), sigma2=0.5)
+    others = {"_DualSchur": "_PrimalSchur", "_PrimalSchur": "_DualSchur"}
+    if C == 1 or form == "_DualSchur":
+        monkeypatch.setattr(module, others[form], None)  # the other form is not used
+    chosen = greedy(problem.selection(), k)
+    assert p > 2 * PANEL
+    assert chosen.indices.tolist() == lapack_order(problem, k)
+    assert_pivots(problem, chosen)
+
+
+@pytest.mark.parametrize("N", [40, 700])
+def test_lapack_and_the_literal_loop_agree_with_the_panels(N):
+    problem = synthetic(random_matrix(N, 420), prior_of("unequal", 420), sigma2=0.5)
+    chosen = greedy(problem.selection(), 300).indices.tolist()
+    assert chosen == literal(problem, 300)
+    assert chosen == lapack_order(problem, 300)
+
+
+@pytest.mark.parametrize("panel", [1, 2, 7])
+@pytest.mark.parametrize("N", [9, 200])
+def test_the_width_of_a_panel_does_not_change_the_order(panel, N, monkeypatch):
+    problem = synthetic(random_matrix(N, 90), prior_of("unequal", 90), sigma2=0.1)
+    expected = literal(problem, 60)
+    monkeypatch.setattr(module, "PANEL", panel)
+    chosen = greedy(problem.selection(), 60)
+    assert chosen.indices.tolist() == expected
+    assert_pivots(problem, chosen)
+
+
+@pytest.mark.parametrize("N", [12, 300])
+def test_rank_deficient_rows_and_k_beyond_the_rank(N):
+    """Rank 6 and k = 50: beyond the rank all d_j/v_j come close to 1 and the order is decided by what is left."""
+    J = random_matrix(N, 6, seed=1) @ random_matrix(6, 80, seed=2)
+    problem = synthetic(J, prior_of("unequal", 80), sigma2=2.0)
+    chosen = greedy(problem.selection(), 50)
+    assert chosen.indices.tolist() == literal(problem, 50)
+    assert_pivots(problem, chosen)
+
+
+def tie_problem(N: int) -> Problem:
+    """Orthogonal columns of three lengths, so that every Schur complement is known: 4 long, 300 middling, 20 zero."""
+    p = 324
+    J = torch.zeros(max(N, p), p, dtype=torch.float64)
+    J[range(p), range(p)] = 1.0
+    J[:, 4:304] *= 0.5
+    J[:, 304:] = 0.0
+    order = torch.randperm(p, generator=torch.Generator().manual_seed(5))
+    return synthetic(J[:, order], v=1.0, sigma2=0.25)
+
+
+@pytest.mark.parametrize("N", [324, 900])
+def test_ties_go_to_the_lower_index_also_between_panels(N):
+    problem = tie_problem(N)
+    norms = problem.J.square().sum((0, 1))
+    expected = sorted(range(324), key=lambda j: (-float(norms[j]), j))
+    assert greedy(problem.selection(), 324).indices.tolist() == expected
+
+
+@pytest.mark.parametrize("N", [10, 100])
+def test_copies_of_a_column(N):
+    """Copies tie at first, the lower index wins; the others then share what little is left."""
+    J = random_matrix(N, 8)
+    J[:, 4] = J[:, 1]
+    J[:, 7] = J[:, 1]
+    J[:, [2, 5]] = 0.0
+    problem = synthetic(J, v=0.5, sigma2=0.2)
+    order = greedy(problem.selection(), 8).indices.tolist()
+    assert order == literal(problem, 8)
+    assert [j for j in order if j in (1, 4, 7)] == [1, 4, 7]
+    assert order[-2:] == [2, 5]
+
+
+@pytest.mark.parametrize("N", [20, 200])
+@pytest.mark.parametrize("v", [1e-6, 1e-8])
+def test_a_tiny_prior_keeps_the_order_while_the_rank_lasts(N, v):
+    """κ ≈ 1e9 to 1e11: up to the rank the pivots are far apart beside their rounding."""
+    problem = synthetic(random_matrix(N, 60), v=v, sigma2=0.1)
+    k = min(N, 60) - 5
+    chosen = greedy(problem.selection(), k)
+    assert chosen.indices.tolist() == literal(problem, k)
+    assert_pivots(problem, chosen)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("N", [20, 400])
+def test_a_prior_below_rounding_ends_with_indices_or_an_error(N):
+    """κ ≈ 1e20 and k far beyond the rank: float64 has no digit left, and must not loop or return nonsense."""
+    J = random_matrix(N, 5, seed=1) @ random_matrix(5, 60, seed=2)
+    problem = synthetic(J, v=1e-12, sigma2=1e-6)
+    try:
+        chosen = greedy(problem.selection(), 50).indices
+    except NumericsError:
+        return
+    assert len(set(chosen.tolist())) == 50
+
+
+@pytest.mark.parametrize(
+    ("pool", "k", "p", "size"),
+    [
+        ("all", 10, 5000, 5000),
+        ("2k", 10, 5000, 20),
+        ("2k", 10, 15, 15),
+        ("paper", 10, 5000, 1020),
+        ("paper", 10, 500, 499),
+        ("paper", 500, 500, 500),
+        ("paper", 20_000, 10**6, 30_000),
+        ("paper", 40_000, 10**6, 40_000),
+        ("37", 10, 5000, 37),
+        ("37", 10, 20, 20),
+    ],
+)
+def test_pool_sizes(pool, k, p, size):
+    assert pool_size(pool, k, p) == size
+
+
+def test_a_pool_smaller_than_k_is_refused():
+    with pytest.raises(UserError, match="--pool 9 is smaller than --k 10"):
+        pool_size("9", 10, 100)
+
+
+def test_the_pool_restricts_the_choice():
+    problem = solved("conv", "unequal")
+    inside = reference.gradient_selection(problem.precision.data_diagonal(), problem.v, 22)
+    assert set(greedy(problem.selection(pool="2k"), 11).indices.tolist()) <= set(inside)
+    assert not set(greedy(problem.selection(), 11).indices.tolist()) <= set(inside)
+
+
+def test_little_memory_does_not_change_the_order():
+    from dataclasses import replace
+
+    problem = synthetic(random_matrix(30, 2100), prior_of("unequal", 2100), sigma2=0.5)
+    small = replace(problem, precision=replace(problem.precision, memory=1))
+    expected = greedy(problem.selection(), 200)
+    assert torch.equal(greedy(small.selection(), 200).indices, expected.indices)

@@ -21,7 +21,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from . import __version__
-from .catalog import FORMATS, METHODS, SUFFIXES, load
+from .catalog import FORMATS, SUFFIXES, load
 from .console import Console, print_result, print_table
 from .errors import SublaplaceError
 from .options import COMMANDS, OPTIONS
@@ -141,7 +141,7 @@ def _execute(command: str, settings: Settings) -> None:
         what = SublaplaceError(f"unexpected {type(error).__name__}: {error}", hint="--debug shows the traceback")
         console.error(what)
         code = 3
-    _leave(code)
+    raise typer.Exit(code)
 
 
 def _run(command: str, settings: Settings, console: Console) -> None:
@@ -188,8 +188,3 @@ def _print(result: dict[str, Any], settings: Settings) -> None:
         print_table(title(result), *short_grid(result))
         return
     print_result(load(FORMATS["tsv" if kind == "auto" else kind])(result))
-
-
-def method_names() -> list[str]:
-    """For shell completion."""
-    return [*METHODS, "names:"]

@@ -10,6 +10,7 @@ from typing import Any
 
 from .errors import SublaplaceError
 
+VALUE = "value"  # heading of the one column that holds words as well as numbers
 PLAIN_INTERVAL = 10.0  # seconds between progress lines where there is no terminal
 
 
@@ -128,7 +129,8 @@ def _rich_table(columns: list[str], rows: list[list[str]]) -> Any:
 
     table = Table(box=box.SIMPLE_HEAD)
     for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
+        numeric = i > 0 and name != VALUE
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     return table

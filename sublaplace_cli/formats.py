@@ -11,7 +11,8 @@ import io
 import json
 from typing import Any
 
-from .console import table_text
+from .console import VALUE, table_text
+from .steps.settings import format_bytes
 
 Result = dict[str, Any]
 # What a person wants to see first; everything is in json and csv.
@@ -66,9 +67,10 @@ def title(result: Result) -> str:
 def short_grid(result: Result) -> tuple[list[str], list[list[str]]]:
     """Columns that hold something, rounded; the full posterior as the last row."""
     if "rows" not in result:
-        pairs = [(name, value) for name, value in result.items() if not isinstance(value, dict)]
+        pairs = [(name, value) for name, value in result.items() if name != "schema" and not isinstance(value, dict)]
         nested = [(f"{name}: {k}", v) for name, d in result.items() if isinstance(d, dict) for k, v in d.items()]
-        return ["", "value"], [[name, _short(value)] for name, value in [*pairs, *nested] if value is not None]
+        shown = [(name, value) for name, value in [*pairs, *nested] if value is not None]
+        return ["", VALUE], [[name, _named(name, value)] for name, value in shown]
     rows = list(result["rows"])
     if result.get("full") and not any(row["method"] == "full" for row in rows):
         rows.append(result["full"])
@@ -93,6 +95,15 @@ def _delimited(columns: list[str], rows: list[list[Any]], delimiter: str) -> str
     writer.writerow(columns)
     writer.writerows([["" if value is None else value for value in row] for row in rows])
     return out.getvalue()
+
+
+def _named(name: str, value: Any) -> str:
+    """A value of a list: sizes and lists in words."""
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "–"
+    if isinstance(value, int) and name.startswith(("memory_", "bytes_", "files: ")):
+        return format_bytes(value)
+    return _short(value)
 
 
 def _short(value: Any) -> str:

@@ -14,6 +14,10 @@ def _option(*flags: str, help: str, metavar: str | None = None) -> Any:
     return typer.Option(*flags, help=help, metavar=metavar, show_default=True)
 
 
+def _to_come(*flags: str, help: str, metavar: str | None = None) -> Any:
+    return _option(*flags, help=f"{help} (not available in this version)", metavar=metavar)
+
+
 def _complete_method(incomplete: str) -> list[str]:
     return [name for name in [*METHODS, "names:"] if name.startswith(incomplete)]
 
@@ -88,26 +92,26 @@ OPTIONS: dict[str, Any] = {
     "reference": _option(
         "--reference", help="rows that scores are taken over: train, test or reference", metavar="SPLIT"
     ),
-    "retain": _option("--retain", help="with --k auto: fraction of the full IPV to reach", metavar="FRACTION"),
-    "rescale": _option("--rescale", help="none, scale or hybrid", metavar="KIND"),
+    "retain": _to_come("--retain", help="with --k auto: fraction of the full IPV to reach", metavar="FRACTION"),
+    "rescale": _to_come("--rescale", help="none, scale or hybrid", metavar="KIND"),
     "full": _option("--full", help="the full posterior to compare with: exact or none", metavar="KIND"),
-    "full_rows": _option("--full-rows", help="compare with the full posterior on this many rows", metavar="N"),
-    "posterior": _option("--posterior", help="predict with a stored posterior", metavar="FILE"),
-    "samples": _option("--samples", help="draws from the predictive for --predictions", metavar="N"),
+    "full_rows": _to_come("--full-rows", help="compare with the full posterior on this many rows", metavar="N"),
+    "posterior": _to_come("--posterior", help="predict with a stored posterior", metavar="FILE"),
+    "samples": _to_come("--samples", help="draws from the predictive for --predictions", metavar="N"),
     "predictions": _option(
         "--predictions",
         help="write mean and std of every test row (.csv, .jsonl, .safetensors)",
         metavar="FILE",
     ),
-    "plot": _option("--plot", help="draw the result", metavar="FILE"),
-    "plot_kind": _option("--plot-kind", help="curves, calibration, scatter or map", metavar="KIND"),
-    "report": _option("--report", help="write an HTML report", metavar="FILE"),
-    "fail_if": _option("--fail-if", help="a limit such as 'w2 > 0.1'", metavar="'METRIC OP NUMBER'"),
-    "baseline": _option("--baseline", help="the JSON of an earlier run to compare with", metavar="FILE"),
-    "max_regression": _option(
+    "plot": _to_come("--plot", help="draw the result", metavar="FILE"),
+    "plot_kind": _to_come("--plot-kind", help="curves, calibration, scatter or map", metavar="KIND"),
+    "report": _to_come("--report", help="write an HTML report", metavar="FILE"),
+    "fail_if": _to_come("--fail-if", help="a limit such as 'w2 > 0.1'", metavar="'METRIC OP NUMBER'"),
+    "baseline": _to_come("--baseline", help="the JSON of an earlier run to compare with", metavar="FILE"),
+    "max_regression": _to_come(
         "--max-regression", help="how much worse than the baseline a metric may be", metavar="METRIC=AMOUNT"
     ),
-    "significant": _option("--significant", help="differences within their standard error do not fail"),
+    "significant": _to_come("--significant", help="differences within their standard error do not fail"),
 }
 
 _COMMON = (
@@ -137,7 +141,8 @@ class Command:
     examples: tuple[str, ...]
 
     def epilog(self) -> str:
-        return "Examples:  " + "  |  ".join(self.examples)
+        """Examples, a line each (the mark keeps them from being folded into a paragraph)."""
+        return "\n".join(["\b", "Examples:", *(f"  {line}" for line in self.examples)])
 
 
 COMMANDS = {

@@ -24,7 +24,7 @@ BELOW = {
     "device": {"errors"},
     "steps": {"errors", "catalog", "core", "files", "device", "__init__"},
     "console": {"errors"},
-    "formats": {"console"},
+    "formats": {"console", "steps"},
     "options": {"catalog"},
     "app": {"errors", "catalog", "console", "formats", "options", "steps", "files", "__init__"},
     "__main__": {"app"},

@@ -26,14 +26,16 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
-def digest_of_files(paths: list[Path], relative_to: Path | None = None) -> str:
-    """sha256 over the contents of the files (and their names below a folder, where one is given)."""
-    total = hashlib.sha256()
+def digest_of_files(paths: list[Path], below: Path | None = None) -> str:
+    """sha256 of a file's contents; of several, over those of each, with their names below a folder where given."""
+    digests = []
     for path in paths:
-        name = path.name if relative_to is None else os.path.relpath(path, relative_to)
         with open(path, "rb") as file:
-            total.update(f"{name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    return total.hexdigest()
+            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+    if len(digests) == 1:
+        return digests[0]
+    names = ["" if below is None else os.path.relpath(path, below) for path in paths]
+    return digest_of(list(zip(names, digests, strict=True)))
 
 
 @contextmanager

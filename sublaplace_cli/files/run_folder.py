@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from ..errors import UserError
 from .artifacts import Artifact, broken, open_artifact
-from .atomic import canonical_json, digest_of, explain_write_errors, write_text
+from .atomic import PART, canonical_json, digest_of, explain_write_errors, write_text
 
 MANIFEST = "run.json"
 LOCK = ".lock"
@@ -67,6 +67,8 @@ class RunFolder:
         return folder
 
     def _claim(self, force: bool) -> None:
+        for leftover in self.path.glob(f".*{PART}"):  # of a run that was killed: the lock says that none is alive
+            leftover.unlink()
         known = self._known_identity()
         wanted = json.loads(canonical_json(self.identity))
         if known == wanted:
@@ -82,8 +84,8 @@ class RunFolder:
                 f"{self.path} is not a run folder: it holds {', '.join(sorted(strangers)[:3])} and no {MANIFEST}",
                 hint="choose an empty or new folder for --run-dir",
             )
-        for old in self.path.glob("*.safetensors*"):
-            old.unlink()
+        for old in [*self.path.glob("*.safetensors*"), self.path / "evaluation.json"]:
+            old.unlink(missing_ok=True)
         write_text(self.path / ".gitignore", "*\n")
         write_text(self.path / MANIFEST, canonical_json(self.identity) + "\n")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,6 @@ from ..core.blocks import DenseBlock
 from ..core.capture import Captured
 from ..core.jacobian import HeldJacobian, Jacobian, RecomputedJacobian, StoredJacobian
 from ..files.artifacts import Artifact, RowWriter, TensorPlan
-from .inputs import targets_of
 from .session import Session
 from .settings import format_bytes
 
@@ -111,9 +111,9 @@ def _writer(session: Session, name: str, store: bool) -> RowWriter:
     split, C, step = session.split(name), session.n_outputs, session.capture.rows_per_pass
     plans = {"outputs": TensorPlan(torch.float64, (len(split), C), step)}
     plans["rows"] = TensorPlan(torch.int64, (len(split),), step)
-    targets = targets_of(split, torch.device("cpu"))
-    if targets is not None:
-        plans["targets"] = TensorPlan(targets.dtype, tuple(targets.shape), step)
+    if split.targets is not None:
+        kind = torch.float64 if session.task == "regression" else torch.int64
+        plans["targets"] = TensorPlan(kind, split.targets.shape, step)
     if store:
         for q in session.layout.parameters:
             plans[f"J/{q.name}"] = TensorPlan(session.dtype, (len(split), C, q.size), step)
@@ -125,9 +125,8 @@ def _writer(session: Session, name: str, store: bool) -> RowWriter:
 def _row_tensors(session: Session, name: str, captured: Captured, rows: slice, store: bool) -> dict[str, Tensor]:
     split = session.split(name)
     tensors = {"outputs": captured.f, "rows": torch.from_numpy(split.rows[rows])}
-    targets = targets_of(split, torch.device("cpu"))
-    if targets is not None:
-        tensors["targets"] = targets[rows]
+    if split.targets is not None:
+        tensors["targets"] = torch.from_numpy(np.array(split.targets[rows]))
     if store:
         tensors |= {f"J/{q.name}": b.values for q, b in zip(session.layout.parameters, captured.blocks, strict=True)}
     return tensors

@@ -254,7 +254,7 @@ def _identity(
             "dtype": settings.dtype,
             "seed": settings.seed,
             "score": settings.score,
-            "reference": settings.reference,
+            "reference": origin_of(spec.spec.data, settings.reference),
             "pool": settings.pool,
             "device": device.type,
         },

@@ -292,7 +292,7 @@ def test_data_that_cannot_be(tool: Tool, project: Project) -> None:
     check("train", "empty", splits={"train": {"rows": "5:5"}, "test": {"rows": "22:"}})
     check("test", "empty", splits={"train": {"rows": "0:5"}, "test": {"rows": "99:"}})
     check("40", splits={"train": {"n": 40}, "test": {"rows": "22:"}})
-    check("absent.csv", "no such file", path="absent.csv")
+    check("absent.csv", "data.path", "missing", path="absent.csv")
     check("2 target columns", "1 output", columns={"target": ["y0", "a"], "input": ["a", "b", "c"]})
     check("no targets", "data.columns.target", columns={"input": ["a", "b", "c"]})
 
@@ -314,7 +314,7 @@ def test_labels_that_cannot_be(tool: Tool, make: Make) -> None:
     binary.write_csv("data.csv", ["a", "b", "c", "y0"], np.hstack([binary.x, np.ones((30, 1))]))
     refused(tool("evaluate", "--k", 5, cwd=binary.folder), "class")
     three = make("multiclass", 3, name="three").use(task="binary")
-    refused(tool("evaluate", "--k", 5, cwd=three.folder), "binary", "3", "binary-logodds")
+    refused(tool("evaluate", "--k", 5, cwd=three.folder), "expected 0 or 1", "binary-logodds")
     one = make("binary", name="one").use(task="multiclass")
     refused(tool("evaluate", "--k", 5, cwd=one.folder), "multiclass", "task: binary")
 

@@ -1,6 +1,34 @@
-"""`python -m sublaplace_cli`."""
+"""`python -m sublaplace_cli` and the `sublaplace` command."""
 
-from .app import main
+from __future__ import annotations
+
+import os
+import sys
+
+from . import signals
+
+
+def main() -> None:
+    """Signals and streams first, so that even the imports below are interruptible and nothing lacks a stdout."""
+    signals.install()
+    _prepare_streams()
+    try:
+        from .app import app
+
+        app()
+    except signals.Interrupted as interruption:
+        sys.stderr.write("interrupted; finished parts are kept, the same command goes on from there\n")
+        sys.stderr.flush()
+        os._exit(interruption.exit_code)  # at once: threads of a library could only delay it
+
+
+def _prepare_streams() -> None:
+    """A closed stream becomes an empty one; what an encoding cannot show becomes '?', not an error."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (it lives as long as the process)
+        getattr(sys, name).reconfigure(errors="replace")
+
 
 if __name__ == "__main__":
     main()

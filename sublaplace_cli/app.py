@@ -5,22 +5,21 @@ Nothing heavy is imported up here: `--help` and wrong usage must answer at once.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
 import os
-import signal
+import shutil
 import sys
+import traceback
 import typing
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
-from . import __version__
+from . import __version__, signals
 from .catalog import FORMATS, SUFFIXES, load
 from .console import Console, print_result, print_table
 from .errors import SublaplaceError
@@ -37,37 +36,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     no_args_is_help=True,
 )
-
-
-class Interrupted(BaseException):
-    """SIGINT or SIGTERM; no `except Exception` on the way may swallow it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.exit_code = 128 + number
-
-
-def main() -> None:
-    """Entry point: commands run inside, signals end them with 130 and 143."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
-    try:
-        app()
-    except Interrupted as interruption:
-        Console().note("interrupted; finished parts are kept, the same command goes on from there")
-        _leave(interruption.exit_code)
-
-
-def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
-    raise Interrupted(number)
-
-
-def _leave(code: int) -> NoReturn:
-    """End now: waiting for worker threads or flushing a closed pipe could only hang or complain."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(BrokenPipeError, ValueError):
-            stream.flush()
-    os._exit(code)
 
 
 def _show_version(wanted: bool) -> None:
@@ -127,21 +95,22 @@ def _execute(command: str, settings: Settings) -> None:
     try:
         _run(command, settings, console)
         code = 0
-    except SublaplaceError as error:
-        if settings.debug:
-            raise
-        console.error(error)
-        code = error.exit_code
-    except MemoryError:
-        console.error(SublaplaceError("out of memory", hint="lower --memory, --k or the number of rows"))
-        code = 3
     except Exception as error:
+        signals.check()  # an interruption in disguise is none of these errors
         if settings.debug:
-            raise
-        what = SublaplaceError(f"unexpected {type(error).__name__}: {error}", hint="--debug shows the traceback")
-        console.error(what)
-        code = 3
+            traceback.print_exc()
+        explained = _explained(error)
+        console.error(explained)
+        code = explained.exit_code
     raise typer.Exit(code)
+
+
+def _explained(error: Exception) -> SublaplaceError:
+    if isinstance(error, SublaplaceError):
+        return error
+    if isinstance(error, MemoryError):
+        return SublaplaceError("out of memory", hint="lower --memory, --k or the number of rows")
+    return SublaplaceError(f"unexpected {type(error).__name__}: {error}", hint="--debug shows the traceback")
 
 
 def _run(command: str, settings: Settings, console: Console) -> None:
@@ -152,12 +121,17 @@ def _run(command: str, settings: Settings, console: Console) -> None:
     from .steps.commands import run_command  # imports torch: only once usage and spec are known to be right
 
     result = run_command(command, settings, console, load(FORMATS["json"]))
-    for path in settings.output:
-        kind = SUFFIXES[path.suffix] if settings.format == "auto" else settings.format
-        from .files.atomic import write_text
-
-        write_text(path, load(FORMATS[kind])(result).rstrip("\n") + "\n")
+    signals.check()
+    for path in () if settings.dry_run else settings.output:
+        _write(path, result, settings.format)
     _print(result, settings)
+
+
+def _write(path: Path, result: dict[str, Any], asked: str) -> None:
+    from .files.atomic import write_text
+
+    kind = SUFFIXES[path.suffix] if asked == "auto" else asked
+    write_text(path, load(FORMATS[kind])(result).rstrip("\n") + "\n")
 
 
 def _with_environment(settings: Settings) -> Settings:
@@ -185,6 +159,6 @@ def _print(result: dict[str, Any], settings: Settings) -> None:
     if kind == "auto" and sys.stdout.isatty():
         from .formats import short_grid, title
 
-        print_table(title(result), *short_grid(result))
+        print_table(title(result), *short_grid(result, shutil.get_terminal_size().columns))
         return
     print_result(load(FORMATS["tsv" if kind == "auto" else kind])(result))

@@ -8,6 +8,7 @@ import sys
 import time
 from typing import Any
 
+from . import signals
 from .errors import SublaplaceError
 
 VALUE = "value"  # heading of the one column that holds words as well as numbers
@@ -22,6 +23,7 @@ class Console:
         self.terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
     def note(self, text: str) -> None:
+        signals.check()
         if not self.quiet:
             self._line(text)
 
@@ -56,6 +58,7 @@ class _PlainProgress:
         self.said = time.monotonic()
 
     def advance(self, amount: int) -> None:
+        signals.check()
         self.done += amount
         if time.monotonic() - self.said > PLAIN_INTERVAL:
             self.said = time.monotonic()
@@ -80,6 +83,7 @@ class _BarProgress:
         self.task = self.bar.add_task(label, total=total)
 
     def advance(self, amount: int) -> None:
+        signals.check()
         self.bar.advance(self.task, amount)
 
     def __enter__(self) -> _BarProgress:

@@ -20,6 +20,11 @@ SHOWN = (
     *("method", "k", "mean_std", "w2", "w2_se", "w2_relative", "coverage95", "coverage95_total"),
     *("retained", "nll", "rmse", "crps", "accuracy", "ece", "brier"),
 )
+# What goes first where a terminal is too narrow for all of them: a cut number would be worse than none.
+LEAST_MISSED = (
+    *("w2_se", "crps", "rmse", "brier", "mean_std", "coverage95_total", "w2", "ece", "retained"),
+    *("accuracy", "coverage95", "nll"),
+)
 
 
 def json_text(result: Result) -> str:
@@ -64,8 +69,8 @@ def title(result: Result) -> str:
     )
 
 
-def short_grid(result: Result) -> tuple[list[str], list[list[str]]]:
-    """Columns that hold something, rounded; the full posterior as the last row."""
+def short_grid(result: Result, width: int | None = None) -> tuple[list[str], list[list[str]]]:
+    """Columns that hold something, rounded, as many as `width` has room for; the full posterior as the last row."""
     if "rows" not in result:
         pairs = [(name, value) for name, value in result.items() if name != "schema" and not isinstance(value, dict)]
         nested = [(f"{name}: {k}", v) for name, d in result.items() if isinstance(d, dict) for k, v in d.items()]
@@ -75,7 +80,11 @@ def short_grid(result: Result) -> tuple[list[str], list[list[str]]]:
     if result.get("full") and not any(row["method"] == "full" for row in rows):
         rows.append(result["full"])
     columns = [key for key in SHOWN if any(row.get(key) is not None for row in rows)]
-    return columns, [[_short(row.get(key)) for key in columns] for row in rows]
+    cells = {key: [_short(row.get(key)) for row in rows] for key in columns}
+    for key in LEAST_MISSED:
+        if width is not None and key in columns and sum(max(map(len, [k, *cells[k]])) + 3 for k in columns) > width:
+            columns.remove(key)
+    return columns, [[cells[key][i] for key in columns] for i in range(len(rows))]
 
 
 def _full_grid(result: Result) -> tuple[list[str], list[list[Any]]]:

@@ -62,10 +62,7 @@ def output_hessian(task, f, sigma2):
 
 def precision(J, H, v):
     """Ω = Σ JₙᵀHₙJₙ + V (p, p)."""
-    omega = torch.diag(v).clone()
-    for Jn, Hn in zip(J, H, strict=True):
-        omega += Jn.T @ Hn @ Jn
-    return omega
+    return torch.einsum("ncp,ncq->pq", J, torch.einsum("ncd,ndq->ncq", H, J)) + torch.diag(v)
 
 
 def data_term(J, H):
@@ -115,6 +112,33 @@ def greedy_selection(omega, v, k, pool=None):
         current = current[keep][:, keep] - torch.outer(column, column) / current[s, s]
         remaining = [remaining[i] for i in keep]
     return chosen
+
+
+def greedy_selection_by_rows(A, v, k):
+    """Algorithm 2 for many columns of few weighted rows A (n, p): d_j/v_j = 1 + a_jᵀ(I + A_S A_Sᵀ)⁻¹a_j each time.
+
+    The same Schur complement by Woodbury, with a_j scaled by v_j^(−½), so that Ω (p, p) need not exist.
+    """
+    A = A / v.sqrt()
+    chosen = []
+    for _ in range(k):
+        A_S = A[:, chosen]
+        M = torch.linalg.inv(torch.eye(len(A)).double() + A_S @ A_S.T)
+        keys = significant(1 + (A * (M @ A)).sum(0))
+        keys[chosen] = -1.0
+        chosen.append(int(np.argmax(keys)))
+    return chosen
+
+
+def closeness(std_full, std, sigma2):
+    """W2 between Gaussians of one mean, a row at a time; se by row with ddof 1."""
+    per_row = [float((a - b).abs().mean()) for a, b in zip(std_full, std, strict=True)]
+    mean = sum(per_row) / len(per_row)
+    spread = math.sqrt(sum((x - mean) ** 2 for x in per_row) / (len(per_row) - 1))
+    found = {"w2": mean, "w2_se": spread / math.sqrt(len(per_row)), "w2_relative": mean / float(std_full.mean())}
+    if sigma2 is not None:
+        found["w2_total"] = float(((std_full**2 + sigma2).sqrt() - (std**2 + sigma2).sqrt()).abs().mean())
+    return found
 
 
 def regression_metrics(y, f, std, sigma2):

@@ -23,11 +23,12 @@ BELOW = {
     "files": {"errors", "catalog", "core", "models"},
     "device": {"errors"},
     "steps": {"errors", "catalog", "core", "files", "device", "__init__"},
-    "console": {"errors"},
+    "console": {"errors", "signals"},
+    "signals": set(),
     "formats": {"console", "steps"},
     "options": {"catalog"},
-    "app": {"errors", "catalog", "console", "formats", "options", "steps", "files", "__init__"},
-    "__main__": {"app"},
+    "app": {"errors", "signals", "catalog", "console", "formats", "options", "steps", "files", "__init__"},
+    "__main__": {"app", "signals"},
     "__init__": set(),
 }
 

@@ -44,7 +44,7 @@ class Capture:
         differentiate = _batched_jacobian if self.batched else _rowwise_jacobian
         f, J = differentiate(self.model, self.layout, self.n_outputs, inputs)
         self._refuse_non_finite(f, J, inputs)
-        blocks = [DenseBlock(q.offset, J[q.name].flatten(2)) for q in self.layout.parameters]
+        blocks = [DenseBlock(q.offset, J[q.name].reshape(*f.shape, q.size)) for q in self.layout.parameters]
         return Captured(f.double(), blocks)
 
     def _refuse_non_finite(self, f: Tensor, J: dict[str, Tensor], inputs: Inputs) -> None:
@@ -70,8 +70,8 @@ def prepare_capture(model: nn.Module, layout: Layout, sample: Inputs, memory: in
     if not bool(torch.isfinite(f).all()):
         raise NumericsError(*_non_finite_outputs(model, f, sample))
     _require_agreement(f, again, "the same rows gave different outputs when read twice", _random_layers(model))
-    one_by_one = torch.cat([_first_row(model, sample, i) for i in range(row_count(sample))])
-    _require_agreement(f, one_by_one, "a row's output depends on the other rows of its batch", _batch_layers(model))
+    finding = "a row's output depends on the other rows of its batch"
+    _require_agreement(f, _one_by_one(model, sample), finding, _batch_layers(model))
     capture = Capture(model, layout, f.shape[1], _rows_per_pass(model, layout, sample, f.shape[1], memory), True)
     try:
         capture(sample)
@@ -126,9 +126,19 @@ def _rows_per_pass(model: nn.Module, layout: Layout, sample: Inputs, C: int, mem
     return rows
 
 
-def _first_row(model: nn.Module, inputs: Inputs, i: int) -> Tensor:
-    with torch.no_grad():
-        return outputs(model, map_inputs(lambda t: t[i : i + 1], inputs))
+def _one_by_one(model: nn.Module, inputs: Inputs) -> Tensor:
+    """Outputs of each row in a batch of its own (m, C)."""
+    try:
+        with torch.no_grad():
+            rows = [outputs(model, map_inputs(lambda t: t[i : i + 1], inputs)) for i in range(row_count(inputs))]  # noqa: B023
+        return torch.cat(rows)
+    except (RuntimeError, ValueError) as error:
+        suspects = _batch_layers(model)
+        raise UserError(
+            f"the network cannot take one row by itself: {error}"
+            + (f" (suspects: {', '.join(suspects)})" if suspects else ""),
+            hint="each row must be treated by itself: BatchNorm needs running statistics",
+        ) from error
 
 
 def _require_agreement(f: Tensor, other: Tensor, finding: str, suspects: list[str]) -> None:

@@ -38,7 +38,8 @@ def arguments(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[s
         return (inputs,), {}
     parameters = inspect.signature(model.forward).parameters
     if isinstance(inputs, dict):
-        return ((), dict(inputs)) if set(inputs) <= set(parameters) else ((inputs,), {})
+        by_name = set(inputs) <= set(parameters) or any(q.kind is q.VAR_KEYWORD for q in parameters.values())
+        return ((), dict(inputs)) if by_name else ((inputs,), {})
     positional = [q for q in parameters.values() if q.kind in (q.POSITIONAL_ONLY, q.POSITIONAL_OR_KEYWORD)]
     variadic = any(q.kind is q.VAR_POSITIONAL for q in parameters.values())
     return (inputs, {}) if variadic or len(positional) >= len(inputs) > 1 else ((inputs,), {})
@@ -46,7 +47,8 @@ def arguments(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[s
 
 def outputs(model: nn.Module, inputs: Inputs, state: State | None = None) -> Tensor:
     """f (rows, C) of a batch, with `state` in place of the model's own tensors where given."""
-    args, kwargs = arguments(model, inputs)
+    # Copies: a network may work in place, and the rows are needed again.
+    args, kwargs = arguments(model, map_inputs(torch.clone, inputs))
     raw = model(*args, **kwargs) if state is None else functional_call(model, dict(state), args, kwargs)
     return as_matrix(raw, row_count(inputs))
 
@@ -82,13 +84,19 @@ def last_linear(model: nn.Module, inputs: Inputs) -> list[str]:
     return [name for name, tensor in model.named_parameters() if id(tensor) in wanted and tensor.requires_grad]
 
 
+def _numel(out: Any) -> int:
+    if isinstance(out, (tuple, list)):
+        return sum(map(_numel, out))
+    return out.numel() if isinstance(out, Tensor) else 0
+
+
 def activation_count(model: nn.Module, inputs: Inputs) -> int:
     """Numbers that the modules put out for these inputs: what a backward pass has to keep, roughly."""
     total = 0
 
     def count(_module: nn.Module, _args: Any, out: Any) -> None:
         nonlocal total
-        total += sum(t.numel() for t in out) if isinstance(out, tuple) else getattr(out, "numel", int)()
+        total += _numel(out)
 
     hooks = [m.register_forward_hook(count) for m in model.modules() if not any(m.children())]
     try:

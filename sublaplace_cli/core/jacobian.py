@@ -34,6 +34,8 @@ class Jacobian(Protocol):
     def dtype(self) -> torch.dtype: ...
     @property
     def by_block(self) -> bool: ...
+    @property
+    def grain(self) -> int: ...  # rows that are made or read together
     def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[DenseBlock]: ...
 
 
@@ -45,6 +47,7 @@ class HeldJacobian:
     outputs: Tensor  # (N, C)
     blocks: tuple[DenseBlock, ...]
     by_block: bool = field(default=True, init=False)
+    grain: int = field(default=1, init=False)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -62,6 +65,7 @@ class StoredJacobian:
     outputs: Tensor  # (N, C)
     dtype: torch.dtype
     read: Callable[[int, int, int], Tensor]
+    grain: int = 1
     by_block: bool = field(default=True, init=False)
 
     def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[DenseBlock]:
@@ -73,7 +77,7 @@ class StoredJacobian:
 class RecomputedJacobian:
     """Rows that are computed anew at each reading, because storing them was too large.
 
-    Passes run in the same slices of `rows_per_pass` rows however much is asked for at once,
+    Passes run in the same slices of `grain` rows however much is asked for at once,
     so that every reading gives the same bits.
     """
 
@@ -81,14 +85,14 @@ class RecomputedJacobian:
     outputs: Tensor  # (N, C)
     dtype: torch.dtype
     compute: Callable[[int, int], list[DenseBlock]]
-    rows_per_pass: int
+    grain: int
     by_block: bool = field(default=False, init=False)
 
     def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[DenseBlock]:
         chosen = _chosen(which, self.layout)
         parts = [
             [self._pass(a, b, start, stop)[i].values for i in chosen]
-            for a, b in aligned(start, stop, self.rows_per_pass, self.outputs.shape[0])
+            for a, b in aligned(start, stop, self.grain, self.outputs.shape[0])
         ]
         joined = [torch.cat(pieces) for pieces in zip(*parts, strict=True)]
         offsets = [self.layout.parameters[i].offset for i in chosen]
@@ -105,10 +109,18 @@ def aligned(start: int, stop: int, step: int, n_rows: int) -> Iterator[tuple[int
         yield left, min(left + step, n_rows)
 
 
-def row_tiles(n_rows: int, bytes_per_row: int, memory: int) -> list[tuple[int, int]]:
-    """Slices of rows, each within its share of `memory` bytes (never less than one row)."""
+def row_tiles(
+    jacobian: Jacobian, memory: int, which: Sequence[int] | None = None, extra: int = 0
+) -> list[tuple[int, int]]:
+    """Slices of rows whose blocks, with `extra` bytes a row, stay within a share of the memory.
+
+    Tiles keep to the grain in which the rows are made or stored, so that none is made or read twice.
+    """
+    n_rows = len(jacobian.outputs)
     budget = min(memory // TILE_SHARE, MOST_TILE_BYTES)
-    step = max(1, min(n_rows, budget // max(bytes_per_row, 1)))
+    step = max(1, min(n_rows, budget // max(bytes_per_row(jacobian, which) + extra, 1)))
+    if step > jacobian.grain:
+        step -= step % jacobian.grain
     return [(left, min(left + step, n_rows)) for left in range(0, n_rows, step)]
 
 

@@ -39,11 +39,11 @@ class Layout:
 
     @classmethod
     def of(cls, model: nn.Module) -> Layout:
-        trainable = [(name, tuple(t.shape)) for name, t in model.named_parameters() if t.requires_grad]
-        return cls.from_shapes(trainable)
+        return cls.from_shapes([(name, tuple(t.shape)) for name, t in model.named_parameters() if t.requires_grad])
 
     @classmethod
     def from_shapes(cls, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> Layout:
+        shapes = [(name, shape) for name, shape in shapes if math.prod(shape)]  # an empty tensor has no place either
         offsets = accumulate((math.prod(shape) for _, shape in shapes), initial=0)
         return cls(tuple(Parameter(name, shape, o) for (name, shape), o in zip(shapes, offsets, strict=False)))
 

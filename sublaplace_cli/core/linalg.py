@@ -14,8 +14,10 @@ WARN_CONDITION = 1e12
 REFUSE_CONDITION = 1e15
 # A Cholesky factor of AᵀA + I is right to about eps·κ; from here on it is taken from A itself by QR.
 QR_CONDITION = 1e8
-# The dual form subtracts two numbers of the size of ‖g‖²; below this ratio the residual form is used.
+# The dual form subtracts two numbers of the size of ‖g‖², and its Gram matrix is right to eps·κ. Where either
+# leaves fewer digits than this, the residual form is used.
 CANCELLATION = 1e-6
+GRAM_ERROR = 1e-9
 
 
 def safe_cholesky(B: Tensor, describe: Callable[[int], str] = str) -> Tensor:
@@ -79,16 +81,23 @@ def factor_of_rows(chunks: Iterable[Tensor], size: int, like: Tensor) -> Tensor:
 
 
 def dual_variance(
-    L: Tensor, cross: Tensor, norms: Tensor, residual_norms: Callable[[Tensor, Tensor], Tensor]
+    L: Tensor,
+    cross: Tensor,
+    norms: Tensor,
+    condition: float,
+    residual_norms: Callable[[Tensor, Tensor], Tensor],
 ) -> Tensor:
     """‖g‖² − ‖L⁻¹ cross‖² for each column of `cross` = A V⁻¹ g, with L Lᵀ = I + A V⁻¹ Aᵀ.
 
-    Where that difference cancels, var = ‖g − Aᵀw‖² + ‖w‖² with w = (I + K)⁻¹ cross, which is never negative;
+    Where that difference loses digits, var = ‖g − Aᵀw‖² + ‖w‖² with w = (I + K)⁻¹ cross, which is never negative;
     `residual_norms(columns, w)` forms ‖g − Aᵀw‖² (in the metric V⁻¹) explicitly for these columns.
     """
     half = solve_lower(L, cross)  # (N·C, m)
     variance = norms - half.square().sum(0)
-    weak = (variance < CANCELLATION * norms).nonzero().squeeze(1)
+    doubtful = variance < CANCELLATION * norms
+    if torch.finfo(torch.float64).eps * condition > GRAM_ERROR:  # relative, because ‖w‖² ≤ var
+        doubtful = torch.ones_like(doubtful)
+    weak = doubtful.nonzero().squeeze(1)
     if len(weak):
         w = solve_lower_transposed(L, half[:, weak])
         variance = variance.clone()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .blocks import weighted
-from .jacobian import TILE_SHARE, Jacobian, block_groups, bytes_per_row, row_tiles
+from .jacobian import TILE_SHARE, Jacobian, block_groups, row_tiles
 from .layout import Layout
 
 
@@ -76,8 +76,7 @@ class Precision:
             torch.zeros(self.layout.parameters[i].size, u.shape[1], dtype=torch.float64, device=u.device) for i in group
         ]
         C = self.root.shape[1]
-        N = self.root.shape[0]
-        for a, b in row_tiles(N, bytes_per_row(self.jacobian, group), self.memory):
+        for a, b in row_tiles(self.jacobian, self.memory, group):
             for total, block in zip(pulled, self.jacobian.load(a, b, group), strict=True):
                 total += block.pull(u[a * C : b * C])
         result = torch.zeros(len(chosen), dtype=torch.float64, device=u.device)
@@ -91,7 +90,7 @@ class Precision:
 def squared_gradients(jacobian: Jacobian, root: Tensor | None, memory: int) -> Tensor:
     """Σₙ diag(Jₙᵀ Hₙ Jₙ) over all rows (p,); unweighted where `root` is None."""
     total = torch.zeros(jacobian.layout.size, dtype=torch.float64, device=jacobian.outputs.device)
-    for a, b in row_tiles(len(jacobian.outputs), bytes_per_row(jacobian), memory):
+    for a, b in row_tiles(jacobian, memory):
         for block in jacobian.load(a, b):
             total[block.span] += block.squares(None if root is None else root[a:b])
     return total
@@ -102,8 +101,7 @@ def column_chunks(jacobian: Jacobian, S: Tensor, memory: int) -> Iterator[tuple[
     C = jacobian.outputs.shape[1]
     places = _places(jacobian.layout, S)
     which = [i for i, _, _ in places]
-    row_bytes = bytes_per_row(jacobian, which) + 16 * C * len(S)
-    for a, b in row_tiles(len(jacobian.outputs), row_bytes, memory):
+    for a, b in row_tiles(jacobian, memory, which, extra=16 * C * len(S)):
         J_S = torch.empty(b - a, C, len(S), dtype=torch.float64, device=jacobian.outputs.device)
         for block, (_, positions, local) in zip(jacobian.load(a, b, which), places, strict=True):
             J_S[:, :, positions] = block.columns(local)
@@ -116,8 +114,8 @@ def gram(left: Jacobian, right: Jacobian, prior: Tensor, memory: int) -> Tensor:
     K = torch.zeros(len(left.outputs) * C, len(right.outputs) * C, dtype=torch.float64, device=device)
     same = left is right
     for group in block_groups(left, right):
-        columns = row_tiles(len(right.outputs), bytes_per_row(right, group), memory)
-        for a, b in row_tiles(len(left.outputs), bytes_per_row(left, group), memory):
+        columns = row_tiles(right, memory, group)
+        for a, b in row_tiles(left, memory, group):
             A = left.load(a, b, group)
             for c, d in columns:
                 if same and c < a:  # the tiles of one Jacobian lie on one grid: below the diagonal, mirrored later
@@ -132,7 +130,7 @@ def row_norms(jacobian: Jacobian, prior: Tensor, memory: int) -> Tensor:
     """Squared norms of the rows in the metric V⁻¹ (M·C,)."""
     C = jacobian.outputs.shape[1]
     norms = torch.zeros(len(jacobian.outputs) * C, dtype=torch.float64, device=jacobian.outputs.device)
-    for a, b in row_tiles(len(jacobian.outputs), bytes_per_row(jacobian), memory):
+    for a, b in row_tiles(jacobian, memory):
         for block in jacobian.load(a, b):
             norms[a * C : b * C] += block.norms(prior[block.span])
     return norms

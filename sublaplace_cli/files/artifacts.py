@@ -220,7 +220,7 @@ def _parsed(path: Path, text: str) -> dict[str, Any]:
     try:
         meta = json.loads(text)
         checksum = meta.pop("checksum")
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise broken(path, f"its metadata cannot be read ({error!r})") from error
     if checksum != digest_of(meta):
         raise broken(path, "its metadata does not match its checksum")

@@ -28,7 +28,7 @@ def build_imported(
         raise UserError(f"{place}: {target} returned a {type(built).__name__}, expected a torch.nn.Module")
     if any(parameter.is_meta for parameter in built.parameters()):
         raise UserError(f"{place}: {target} returned a network without values (device 'meta'), expected real ones")
-    return built, _source_files(sys.modules[package])
+    return built, _source_files(sys.modules[package], spec_folder)
 
 
 def load_function(target: str, place: str, allow_code: Sequence[str], spec_folder: Path) -> Any:
@@ -97,9 +97,12 @@ def _raised(what: str, error: BaseException, place: str) -> UserError:
     return UserError(f"{place}: {what} raised {type(error).__name__}: {error}", hint="--debug shows where")
 
 
-def _source_files(package: ModuleType) -> tuple[Path, ...]:
-    folders = [Path(folder) for folder in getattr(package, "__path__", [])]
-    if folders:
-        return tuple(sorted(file for folder in folders for file in folder.rglob("*.py")))
-    source = getattr(package, "__file__", None)
-    return (Path(source),) if source else ()
+def _source_files(package: ModuleType, spec_folder: Path) -> tuple[Path, ...]:
+    """The code that a change of which may change numbers: the package, and all that was loaded from beside the spec."""
+    found = {file.resolve() for folder in getattr(package, "__path__", []) for file in Path(folder).rglob("*.py")}
+    for module in [package, *sys.modules.values()]:
+        source = getattr(module, "__file__", None)
+        if source and (module is package or Path(source).resolve().is_relative_to(spec_folder.resolve())):
+            found.add(Path(source).resolve())
+    # Some modules name a file that does not exist (torch.classes): only real ones count.
+    return tuple(sorted(file for file in found if file.suffix == ".py" and file.is_file()))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,10 +16,12 @@ from typing import IO, Any
 
 from ..errors import UserError
 from .artifacts import Artifact, broken, open_artifact
-from .atomic import PART, canonical_json, digest_of, explain_write_errors, write_text
+from .atomic import canonical_json, digest_of, explain_write_errors, write_text
 
 MANIFEST = "run.json"
 LOCK = ".lock"
+OWN = (LOCK, ".gitignore")
+LEFTOVER = re.compile(r"\.(run\.json|evaluation\.json|\.gitignore|[\w.-]+\.safetensors(\.part\.json)?)\.\d+\.part")
 
 
 def fingerprint(identity: Mapping[str, Any]) -> str:
@@ -52,6 +53,7 @@ class RunFolder:
         """Make the folder where needed, wait for the lock, check that it belongs to this identity."""
         with explain_write_errors(path):
             path.mkdir(parents=True, exist_ok=True)
+            _refuse_strangers(path)
             lock = open(path / LOCK, "a")  # noqa: SIM115 (held until close: the lock ends with the process)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,54 +69,48 @@ class RunFolder:
         return folder
 
     def _claim(self, force: bool) -> None:
-        for leftover in self.path.glob(f".*{PART}"):  # of a run that was killed: the lock says that none is alive
-            leftover.unlink()
-        known = self._known_identity()
+        for leftover in self.path.iterdir():  # of a run that was killed: the lock says that none is alive
+            if LEFTOVER.fullmatch(leftover.name):
+                leftover.unlink()
+        known = None if force else self._known_identity()
         wanted = json.loads(canonical_json(self.identity))
-        if known == wanted:
-            return
-        strangers = [] if known else [q.name for q in self.path.iterdir() if q.name not in (LOCK, ".gitignore")]
-        if known is not None and not force:
+        if known is not None and known != wanted:
             raise UserError(
                 f"{self.path} belongs to another run: {_difference(known, wanted)}",
                 hint="choose another --run-dir, or --force to replace what is in it",
             )
-        if strangers:
-            raise UserError(
-                f"{self.path} is not a run folder: it holds {', '.join(sorted(strangers)[:3])} and no {MANIFEST}",
-                hint="choose an empty or new folder for --run-dir",
-            )
-        for old in [*self.path.glob("*.safetensors*"), self.path / "evaluation.json"]:
-            old.unlink(missing_ok=True)
-        write_text(self.path / ".gitignore", "*\n")
-        write_text(self.path / MANIFEST, canonical_json(self.identity) + "\n")
+        if known is None:
+            for old in [*self.path.glob("*.safetensors*"), self.path / "evaluation.json"]:
+                old.unlink(missing_ok=True)
+            write_text(self.path / ".gitignore", "*\n")
+            write_text(self.path / MANIFEST, canonical_json(self.identity) + "\n")
 
-    def _known_identity(self) -> Any:
+    def _known_identity(self) -> dict[str, Any] | None:
         manifest = self.path / MANIFEST
         if not manifest.exists():
             return None
         try:
-            return json.loads(manifest.read_text())
+            known = json.loads(manifest.read_text())
         except (OSError, ValueError) as error:
             raise broken(manifest, f"it cannot be read ({error})") from error
+        if not isinstance(known, dict):
+            raise broken(manifest, "it does not describe a run")
+        return known
 
     def file(self, stem: str) -> Path:
         return self.path / f"{stem}.safetensors"
 
-    def find(self, stem: str, kind: str, inputs: Mapping[str, str] | None = None) -> Artifact | None:
-        """A finished artifact of this run, checked; None where it is not there yet."""
+    def find(self, stem: str, kind: str, **expected: Any) -> Artifact | None:
+        """A finished artifact of this run whose metadata are as expected; None where it is not there yet."""
         path = self.file(stem)
         if not path.exists():
             return None
         artifact = open_artifact(path, kind)
-        own = fingerprint(self.identity)
-        if artifact.meta.get("fingerprint") != own:
-            raise broken(
-                path,
-                f"it belongs to run {artifact.meta.get('fingerprint')}, not to {own}: other weights, data or options",
-            )
-        if inputs is not None and artifact.meta.get("inputs") != dict(inputs):
-            raise broken(path, "it was made from other artifacts than those in this folder")
+        if artifact.meta.get("fingerprint") != fingerprint(self.identity):
+            raise broken(path, "it belongs to another run: other weights, data or options")
+        for key, value in expected.items():
+            if artifact.meta.get(key) != value:
+                raise broken(path, f"its {key} is {artifact.meta.get(key)}, expected {value}: it belongs elsewhere")
         return artifact
 
     def close(self) -> None:
@@ -122,12 +118,16 @@ class RunFolder:
         self.lock.close()
 
 
-def writable_parent(path: Path) -> Path:
-    """The nearest existing folder above a path that may not exist yet."""
-    for folder in [path, *path.parents]:
-        if folder.is_dir():
-            return folder
-    return Path(os.sep)
+def _refuse_strangers(path: Path) -> None:
+    """A folder with files in it that is no run folder is left alone."""
+    if (path / MANIFEST).exists():
+        return
+    strangers = sorted(q.name for q in path.iterdir() if q.name not in OWN and not LEFTOVER.fullmatch(q.name))
+    if strangers:
+        raise UserError(
+            f"{path} is not a run folder: it holds {', '.join(strangers[:3])} and no {MANIFEST}",
+            hint="choose an empty or new folder for --run-dir",
+        )
 
 
 def _difference(known: Any, wanted: Any, prefix: str = "") -> str:

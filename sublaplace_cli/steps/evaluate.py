@@ -55,6 +55,7 @@ class Evaluation:
 def run(session: Session) -> Evaluation:
     """Everything that is missing is made on the way; returns the result of section 5 of the contract."""
     wanted = choices(session.settings)
+    oracle = oracle_outputs(session)  # first: a wrong oracle should not cost a run
     if session.settings.full == "exact" or any(choice.call.name != MAP for choice in wanted):
         f = jacobian_of(session, "test").outputs
     else:
@@ -67,7 +68,7 @@ def run(session: Session) -> Evaluation:
         f=f,
         sigma2=noise_variance(session),
         targets=targets_of(session.split("test"), session.device),
-        oracle=oracle_outputs(session),
+        oracle=oracle,
         std_full=full.variance.sqrt() if full is not None and session.settings.full == "exact" else None,
         no_full="--full none",
     )
@@ -86,12 +87,21 @@ def run(session: Session) -> Evaluation:
         "full": _row(session, full, known, full_ipv) if full is not None and known.std_full is not None else None,
         "rows": [_row(session, spread, known, full_ipv) for spread in spreads],
         "gate": None,
-        "artifacts": {},
     }
     for spread in [*spreads, *([full] if full is not None else [])]:
         _store_predictions(session, spread, known)
-    result["artifacts"] = dict(sorted(session.artifacts.items()))
+    result["artifacts"] = _artifacts(session, spreads, full)
     return Evaluation(result, spreads, known)
+
+
+def _artifacts(session: Session, spreads: list[Spread], full: Spread | None) -> dict[str, str]:
+    """What this result rests on and the folder holds, whether this command made it, reused it or skipped over it."""
+    stems = ["jacobians-train", "jacobians-test", f"jacobians-{session.reference}", "scores"]
+    for spread in [*spreads, *([full] if full is not None else [])]:
+        if spread.k is not None:
+            stems += [file_stem(kind, spread.method, spread.k) for kind in ("indices", "posterior", "predictions")]
+    paths = {stem: session.folder_path / f"{stem}.safetensors" for stem in sorted(set(stems))}
+    return {stem: str(path) for stem, path in paths.items() if path.exists()}
 
 
 def _asks_for_full(wanted: list[Choice]) -> bool:
@@ -108,7 +118,7 @@ def _test_norms(session: Session) -> Tensor:
 
 def _full_spread(session: Session) -> Spread:
     stem = file_stem("predictions", FULL, session.layout.size)
-    found = _reuse_predictions(session, stem, {})
+    found = _reuse_predictions(session, stem, {}, method=FULL, k=session.layout.size)
     if found is not None:
         return _read_spread(session, found, FULL, session.layout.size)
     posterior = full_posterior_of(session)
@@ -127,7 +137,7 @@ def _spreads(session: Session, wanted: list[Choice], f: Tensor, full: Spread | N
 
 def _subnet_spread(session: Session, chosen: Chosen) -> Spread:
     stem = file_stem("predictions", chosen.method, chosen.k)
-    found = _reuse_predictions(session, stem, {"indices": chosen.digest})
+    found = _reuse_predictions(session, stem, {"indices": chosen.digest}, method=chosen.method, k=chosen.k)
     if found is not None:
         return _read_spread(session, found, chosen.method, chosen.k, chosen)
     posterior = posterior_of(session, chosen)
@@ -202,9 +212,10 @@ def _put_ipv(scores: Scores, own: float, full: float | None, no_full: str) -> No
         scores.miss("retained", "the full network's ipv is 0")
 
 
-def _reuse_predictions(session: Session, stem: str, inputs: dict[str, str]) -> Artifact | None:
-    found = None if session.settings.force else session.open_folder().find(stem, "predictions")
-    if found is None or found.meta["inputs"] != inputs:
+def _reuse_predictions(session: Session, stem: str, inputs: dict[str, str], **expected: Any) -> Artifact | None:
+    found = None if session.settings.force else session.open_folder().find(stem, "predictions", **expected)
+    lacks_full = session.settings.full == "exact" and found is not None and "std_full" not in found.meta["tensors"]
+    if found is None or found.meta["inputs"] != inputs or lacks_full:
         return None
     session.report.note(f"reusing {stem}")
     session.artifacts[stem] = str(found.path)

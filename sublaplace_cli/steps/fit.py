@@ -62,7 +62,7 @@ def posterior_of(session: Session, chosen: Chosen) -> SubnetPosterior:
     """The posterior over a selection: read back where it is there, else fitted and kept."""
     stem = file_stem("posterior", chosen.method, chosen.k)
     inputs = {"indices": chosen.digest}
-    found = None if session.settings.force else session.open_folder().find(stem, "posterior")
+    found = None if session.settings.force else session.open_folder().find(stem, "posterior", method=chosen.method)
     if found is not None and found.meta["inputs"] == inputs:
         session.report.note(f"reusing {stem}")
         session.artifacts[stem] = str(found.path)
@@ -83,7 +83,7 @@ def full_posterior_of(session: Session) -> FullPosterior:
     if "full" not in session.kept:
         precision = precision_of(session)
         stem = file_stem("posterior", FULL, session.layout.size)
-        found = None if session.settings.force else session.open_folder().find(stem, "posterior")
+        found = None if session.settings.force else session.open_folder().find(stem, "posterior", method=FULL)
         if found is not None:
             session.report.note(f"reusing {stem}")
             session.artifacts[stem] = str(found.path)
@@ -143,12 +143,13 @@ def indices_from_file(session: Session, path: Path) -> Chosen:
         numbers = (
             np.load(path, allow_pickle=False) if path.suffix == ".npy" else np.loadtxt(path, dtype=np.int64, ndmin=1)
         )
-    except (ValueError, OSError) as error:
+        indices = torch.from_numpy(numbers.astype(np.int64, casting="same_kind"))
+    except (ValueError, OSError, EOFError, TypeError, AttributeError) as error:
         raise UserError(
             f"--indices {path}: {error}",
             hint="expected an indices-*.safetensors, a .npy, or one flat index a line",
         ) from error
-    indices = checked(torch.from_numpy(np.asarray(numbers)), session.layout.size, str(path)).to(session.device)
+    indices = checked(indices, session.layout.size, str(path)).to(session.device)
     digest = digest_of(indices.tolist())
     return Chosen(f"indices-{digest[:8]}", indices, digest)
 

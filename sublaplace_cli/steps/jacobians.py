@@ -34,7 +34,7 @@ def run(session: Session) -> dict[str, Any]:
         scores_of(session)
     else:
         wanted = ("train", "test", "reference") if settings.split == "all" else (settings.split,)
-        for name in dict.fromkeys(session.split_name(name) for name in wanted if _exists(session, name)):
+        for name in dict.fromkeys(session.split_name(name) for name in wanted if name in session.splits):
             jacobian_of(session, name)
         if settings.split == "all":
             scores_of(session)
@@ -45,10 +45,6 @@ def run(session: Session) -> dict[str, Any]:
         "task": session.task,
         "noise_variance": noise_variance(session) if settings.split == "all" or settings.scores_only else None,
     }
-
-
-def _exists(session: Session, name: str) -> bool:
-    return session.split_name(name) in session.splits
 
 
 def noise_variance(session: Session) -> float | None:

@@ -42,7 +42,7 @@ def jacobian_of(session: Session, name: str) -> Jacobian:
     key = f"jacobians-{name}"
     if key not in session.kept:
         folder = session.open_folder()
-        found = None if session.settings.force else folder.find(key, "jacobians")
+        found = None if session.settings.force else folder.find(key, "jacobians", split=name)
         if found is None or (will_store(session, name) and not found.meta["stored"]):
             with session.timed("jacobians"):
                 session.kept[key] = _make(session, name)
@@ -133,13 +133,15 @@ def _row_tensors(session: Session, name: str, captured: Captured, rows: slice, s
 
 
 def _reopen(session: Session, name: str) -> Jacobian:
-    artifact = session.open_folder().find(f"jacobians-{name}", "jacobians")
+    artifact = session.open_folder().find(f"jacobians-{name}", "jacobians", split=name)
     assert artifact is not None, "the caller has seen it"
     session.artifacts[f"jacobians-{name}"] = str(artifact.path)
     f = artifact.tensor("outputs", (len(session.split(name)), session.n_outputs)).to(session.device)
     if not artifact.meta["stored"]:
         return _recomputed(session, name, f)
-    return StoredJacobian(session.layout, f, session.dtype, _block_reader(session, name, artifact))
+    # Held blocks are read whole, once: no grain. Then the tiles, hence the bits, are those of a fresh pass.
+    grain = 1 if fits_in_memory(session, name) else session.capture.rows_per_pass
+    return StoredJacobian(session.layout, f, session.dtype, _block_reader(session, name, artifact), grain)
 
 
 def _block_reader(session: Session, name: str, artifact: Artifact) -> Callable[[int, int, int], Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from ..catalog import FORMATS, FORMATS_TO_COME, METHODS, METHODS_TO_COME, NAMES_PREFIX, SUFFIXES
@@ -60,7 +61,8 @@ def parse_method(name: str) -> MethodCall:
 
 def parse_methods(text: str | None) -> list[MethodCall]:
     """A comma list of methods without repetition."""
-    names = [name.strip() for name in (DEFAULT_METHOD if text is None else text).split(",")]
+    # A comma inside brackets belongs to the glob of names:PATTERN.
+    names = [name.strip() for name in re.split(r",(?![^\[]*\])", DEFAULT_METHOD if text is None else text)]
     if any(not name for name in names):
         raise UserError(f"--method {text!r} has an empty name in it", hint=f"available: {', '.join(METHODS)}")
     return [parse_method(name) for name in dict.fromkeys(names)]
@@ -74,8 +76,10 @@ def parse_ks(text: str | None) -> list[int]:
         raise NotAvailable("--k auto")
     ks: list[int] = []
     for word in (part.strip() for part in text.split(",")):
-        if not (word.isascii() and word.isdigit()) or int(word) == 0:
-            raise UserError(f"--k {word!r} is not a positive integer", hint="for example: --k 1000 or --k 50,100,200")
+        if not _is_count(word):
+            raise UserError(
+                f"--k {word[:40]!r} is not a positive integer", hint="for example: --k 1000 or --k 50,100,200"
+            )
         ks.append(int(word))
     return list(dict.fromkeys(ks))
 
@@ -123,8 +127,10 @@ def check_usage(settings: Settings) -> None:
     _one_of("--full", settings.full, ("exact", "none"))
     _one_of("--split", settings.split, ("train", "test", "reference", "all"))
     _one_of("--format", settings.format, ("auto", *FORMATS))
-    if not (settings.pool in ("all", "2k", "paper") or (settings.pool.isdigit() and int(settings.pool) > 0)):
-        raise UserError(f"--pool {settings.pool!r} is not a pool", hint="expected all, 2k, paper or a number")
+    if settings.pool not in ("all", "2k", "paper") and not _is_count(settings.pool):
+        raise UserError(f"--pool {settings.pool[:40]!r} is not a pool", hint="expected all, 2k, paper or a number")
+    if not 0 <= settings.seed < 2**63:
+        raise UserError(f"--seed {settings.seed} is out of range", hint="expected a number from 0 to 2^63 - 1")
     if settings.json and settings.format not in ("auto", "json"):
         raise UserError(f"--json and --format {settings.format} contradict each other")
     for option, text in (("--memory", settings.memory), ("--max-artifact", settings.max_artifact)):
@@ -166,6 +172,10 @@ def _refuse_unavailable(settings: Settings) -> None:
     for what, wanted in asked.items():
         if wanted:
             raise NotAvailable(what)
+
+
+def _is_count(word: str) -> bool:
+    return word.isascii() and word.isdigit() and len(word) <= 18 and int(word) > 0
 
 
 def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:

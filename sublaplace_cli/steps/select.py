@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ..catalog import load
 from ..core.selectors import Selection, SelectionProblem, checked
-from ..core.selectors.baselines import by_name
+from ..core.selectors.baselines import by_name, require_last_linear, require_match
+from ..core.selectors.greedy import pool_size
 from ..errors import UserError
 from ..files.artifacts import write_artifact
 from ..files.imports import load_function
@@ -44,6 +45,19 @@ def run(session: Session) -> dict[str, Any]:
         "k": chosen.k,
         "layers": layer_shares(session, chosen),
     }
+
+
+def check_choice(session: Session, choice: Choice) -> None:
+    """What can be known of a choice before any computing: k > p, a pattern without a match, code that may not run."""
+    call, k = choice.call, actual_k(choice, session.layout.size)
+    if call.pattern is not None:
+        require_match(session.layout, call.pattern)
+    elif call.own_code:
+        load_function(call.name, f"--method {call.name}", session.settings.allow_code, session.spec.folder)
+    elif call.name == "greedy" and k is not None:
+        pool_size(session.settings.pool, k, session.layout.size)
+    elif call.name == "neural-linear":
+        require_last_linear(session.last_linear)
 
 
 def require_selector(call: MethodCall, command: str) -> None:
@@ -132,7 +146,7 @@ def _reuse(session: Session, choice: Choice) -> Chosen | None:
     stem = _stem(session, choice)  # methods without k are quick, a user's code may have changed: always run
     if stem is None or session.settings.force:
         return None
-    found = session.open_folder().find(stem, "indices")
+    found = session.open_folder().find(stem, "indices", method=choice.call.name)
     if found is None or found.meta["inputs"] != {"scores": scores_of(session).digest}:
         return None
     indices = checked(found.tensor("indices"), session.layout.size, choice.call.name)

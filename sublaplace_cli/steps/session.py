@@ -18,6 +18,7 @@ from .. import device as devices
 from ..core.capture import Capture, prepare_capture
 from ..core.forward import Inputs, last_linear
 from ..core.layout import Layout
+from ..errors import UserError
 from ..files.atomic import digest_of_files
 from ..files.datasets import Split, data_files, load_splits, origin_of, require_extra
 from ..files.networks import Network, load_network
@@ -46,6 +47,7 @@ class Session:
     prior: Tensor  # v (p,)
     last_linear: tuple[str, ...]
     identity: Mapping[str, Any]
+    input_files: tuple[Path, ...]
     folder_path: Path
     report: Reporter
     folder: RunFolder | None = None
@@ -132,14 +134,17 @@ class Session:
 
 
 @contextmanager
-def open_session(settings: Settings, report: Reporter, needs: tuple[str, ...]) -> Iterator[Session]:
-    """Read and check everything that can be known before computing; `needs` names the splits of this command."""
+def open_session(
+    settings: Settings, report: Reporter, needs: tuple[str, ...], welcome: tuple[str, ...] = ()
+) -> Iterator[Session]:
+    """Read and check everything that can be known before computing; `welcome` splits may be missing."""
     path = settings.spec if settings.spec is not None else find_spec(Path.cwd())
     spec = load_spec(path)
     require_extra(spec.spec.data.format)
     device = devices.choose(settings.device)
     memory = _memory(settings, device)
-    session = _build(settings, spec, device, memory, report, needs)
+    present = tuple(name for name in welcome if getattr(spec.spec.data.splits, name) is not None)
+    session = _build(settings, spec, device, memory, report, (*needs, *present))
     try:
         yield session
     finally:
@@ -186,7 +191,8 @@ def _build(
             "the network cannot be differentiated in batches (torch.func.vmap); going row by row, which is slower"
         )
     check_targets(spec.spec.task, capture.n_outputs, splits)
-    identity = _identity(settings, spec, network, device, resolve)
+    data, oracle = data_files(spec.spec.data, resolve), _oracle_files(spec, resolve)
+    identity = _identity(settings, spec, network, device, data, oracle)
     folder = settings.run_dir if settings.run_dir is not None else default_folder(spec.folder, identity)
     return Session(
         settings=settings,
@@ -202,6 +208,7 @@ def _build(
         prior=prior_vector(spec.spec.posterior.prior_precision, layout, spec.path).to(device),
         last_linear=tuple(last_linear(model, sample)),
         identity=identity,
+        input_files=(spec.path, *network.files, *data, *oracle),
         folder_path=folder.absolute(),
         report=report,
     )
@@ -223,32 +230,38 @@ def _load_splits(
     )
 
 
+def _oracle_files(spec: LoadedSpec, resolve: Callable[[str, str], Path]) -> list[Path]:
+    oracle = spec.spec.oracle
+    if oracle is None:
+        return []
+    named = {
+        "oracle.weights.path": oracle.weights.path if oracle.weights else None,
+        "oracle.predictions": oracle.predictions,
+        "oracle.build.exported": oracle.build.exported if oracle.build else None,
+    }
+    files = [(field_name, resolve(value, field_name)) for field_name, value in named.items() if value is not None]
+    for field_name, path in files:
+        if not path.is_file():
+            raise UserError(f"{spec.path}: {field_name}: {path} does not exist")
+    return [path for _, path in files]
+
+
 def _identity(
     settings: Settings,
     spec: LoadedSpec,
     network: Network,
     device: torch.device,
-    resolve: Callable[[str, str], Path],
+    data: list[Path],
+    oracle: list[Path],
 ) -> dict[str, Any]:
     """The weights, the data and every option that changes a number."""
     described = spec.spec.model_dump(mode="json", by_alias=True)
     if described["model"].get("weights"):
         described["model"]["weights"].pop("path", None)  # its contents count, not its name
-    oracle = spec.spec.oracle
-    oracle_files = [
-        resolve(value, field_name)
-        for value, field_name in (
-            (oracle.weights.path if oracle and oracle.weights else None, "oracle.weights.path"),
-            (oracle.predictions if oracle else None, "oracle.predictions"),
-            (oracle.build.exported if oracle and oracle.build else None, "oracle.build.exported"),
-        )
-        if value is not None
-    ]
-    missing = [path for path in oracle_files if not path.is_file()]
     return {
         "weights": digest_of_files(list(network.files)),
-        "data": digest_of_files(data_files(spec.spec.data, resolve), spec.folder),
-        "oracle": digest_of_files(oracle_files) if not missing else None,
+        "data": digest_of_files(data, spec.folder),
+        "oracle": digest_of_files(oracle) if oracle else None,
         "spec": described,
         "options": {
             "dtype": settings.dtype,

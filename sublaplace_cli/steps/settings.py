@@ -111,9 +111,10 @@ _UNITS |= {"tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 def parse_bytes(text: str, option: str) -> int:
     """`8GiB`, `500MB`, `1.5g`, `1000000` → bytes."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
-    if not match or match[2].lower() not in _UNITS or float(match[1]) == 0:
+    size = float(match[1]) * _UNITS.get(match[2].lower(), 0) if match else 0.0
+    if not 1 <= size < 2**62:
         raise UserError(f"{option} {text!r} is not a size", hint="expected a number and a unit, such as 8GiB or 500MB")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    return int(size)
 
 
 def format_bytes(count: float) -> str:

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +88,16 @@ class Tool:
             text=True,
         )
 
-    def __call__(self, *args: Any, cwd: Path, env: dict[str, str | None] | None = None) -> Run:
+    def __call__(
+        self,
+        *args: Any,
+        cwd: Path,
+        env: dict[str, str | None] | None = None,
+        fault: tuple[str, int] | None = None,
+    ) -> Run:
         out, err = self.folder / "out", self.folder / "err"
-        job = {"args": [*map(str, args)], "cwd": str(cwd), "env": env or {}, "out": str(out), "err": str(err)}
+        job = {"args": [*map(str, args)], "cwd": str(cwd), "env": env or {}, "fault": fault}
+        job |= {"out": str(out), "err": str(err)}
         assert self.server.stdin is not None
         assert self.server.stdout is not None
         self.server.stdin.write(json.dumps(job) + "\n")
@@ -108,7 +116,7 @@ def mlp(sizes: list[int], seed: int = 0) -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers: list[nn.Module] = []
-        for a, b in zip(sizes, sizes[1:], strict=False):
+        for a, b in pairwise(sizes):
             layers += [nn.Linear(a, b), nn.Tanh()]
         return nn.Sequential(*layers[:-1])
 

@@ -1,13 +1,16 @@
 """Runs the tool many times without importing torch each time: one forked process for each job on stdin.
 
-A job is a line of JSON {args, cwd, env, out, err}; the answer is a line {code, cpu, peak}. Every job is a process
-of its own that ends by itself, so exit codes, streams and files are real; only the imports are shared.
+A job is a line of JSON {args, cwd, env, out, err, fault}; the answer is a line {code, cpu, peak}. Every job is a
+process of its own that ends by itself, so exit codes, streams and files are real; only the imports are shared.
+A fault [kind, n] strikes before the n-th fsync or rename: "kill" is kill -9, "full" a disk without space.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import signal
 import sys
 import traceback
 
@@ -19,8 +22,27 @@ import torch.func
 from torch.export import load  # noqa: F401
 
 import sublaplace_cli.formats
-import sublaplace_cli.steps.commands
-from sublaplace_cli.app import main
+import sublaplace_cli.steps.commands  # noqa: F401
+from sublaplace_cli.__main__ import main
+
+
+def arm(kind: str, at: int) -> None:
+    """Let a fault strike before the `at`-th time that something becomes durable or gets its name."""
+    left = at
+
+    def guarded(real):
+        def call(*args, **kwargs):
+            nonlocal left
+            left -= 1
+            if left == 0 and kind == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if left == 0 and kind == "full":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(*args, **kwargs)
+
+        return call
+
+    os.fsync, os.replace = guarded(os.fsync), guarded(os.replace)
 
 
 def child(job: dict) -> None:
@@ -39,6 +61,8 @@ def child(job: dict) -> None:
             os.environ.pop(key, None)
         else:
             os.environ[key] = value
+    if job["fault"] is not None:
+        arm(*job["fault"])
     sys.argv = ["sublaplace", *job["args"]]
     try:
         main()

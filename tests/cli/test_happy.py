@@ -170,7 +170,7 @@ def test_predictions(tool: Tool, project: Project, tmp_path: Path) -> None:
         run = tool("evaluate", "--k", 5, "--predictions", file, "--dtype", "float64", "--json", cwd=project.folder)
         noise = run.json()["noise_variance"]
         lines[suffix] = file
-    table = list(csv.DictReader(open(lines["csv"])))
+    table = list(csv.DictReader(io.StringIO(lines["csv"].read_text())))
     records = [strict(line) for line in lines["jsonl"].read_text().splitlines()]
     assert [{k: str(v) for k, v in record.items()} for record in records] == table
     tensors = load_file(lines["safetensors"])
@@ -316,7 +316,7 @@ def test_log_odds_and_oracles(tool: Tool, make: Make, tmp_path: Path) -> None:
     assert found["weights"] == found["whole file"] == found["test rows"]
 
 
-NETS = '''
+NETS = """
 import torch
 from torch import nn
 
@@ -344,7 +344,7 @@ def two():
 
 def pick(problem, k):
     return list(range(k))
-'''
+"""
 
 
 def own_code(project: Project, function: str, model: torch.nn.Module, args: dict | None = None) -> None:

@@ -293,7 +293,7 @@ def test_data_that_cannot_be(tool: Tool, project: Project) -> None:
     check("test", "empty", splits={"train": {"rows": "0:5"}, "test": {"rows": "99:"}})
     check("40", splits={"train": {"n": 40}, "test": {"rows": "22:"}})
     check("absent.csv", "data.path", "missing", path="absent.csv")
-    check("2 target columns", "1 output", columns={"target": ["y0", "a"], "input": ["a", "b", "c"]})
+    check("'a' is used more than once", columns={"target": ["y0", "a"], "input": ["a", "b", "c"]})
     check("no targets", "data.columns.target", columns={"input": ["a", "b", "c"]})
 
 
@@ -315,6 +315,9 @@ def test_labels_that_cannot_be(tool: Tool, make: Make) -> None:
     refused(tool("evaluate", "--k", 5, cwd=binary.folder), "class")
     three = make("multiclass", 3, name="three").use(task="binary")
     refused(tool("evaluate", "--k", 5, cwd=three.folder), "expected 0 or 1", "binary-logodds")
+    two = make("regression", 2, name="two").use(model=make(name="of_one").spec["model"])
+    save(mlp([3, 8, 1]), two.folder / "model.safetensors")
+    refused(tool("evaluate", "--k", 5, cwd=two.folder), "2 target columns", "1 output")
     one = make("binary", name="one").use(task="multiclass")
     refused(tool("evaluate", "--k", 5, cwd=one.folder), "multiclass", "task: binary")
 
@@ -460,7 +463,6 @@ def test_device_and_extras(tool: Tool, project: Project) -> None:
     if not torch.cuda.is_available():
         for name in ("cuda", "cuda:3"):
             refused(tool("evaluate", "--device", name, cwd=project.folder), f"--device {name}", "no CUDA", "cpu")
-    (project.folder / "sitecustomize.py").write_text("")
     hide = project.folder / "hide"
     hide.mkdir()
     # a finder that knows no pyarrow: what an environment without the extra looks like

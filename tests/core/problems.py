@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, cached_property
 
 import reference
 import torch
@@ -24,7 +24,7 @@ NOISE = 0.3  # sigma2 of the regression cases
 PRIORS = ("equal", "unequal")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """Ω of some training rows and a few test rows."""
 
@@ -35,7 +35,7 @@ class Problem:
     theta: Tensor
     last_linear: tuple[str, ...]
 
-    @property
+    @cached_property
     def J(self) -> Tensor:
         return dense(self.precision.jacobian)
 
@@ -47,7 +47,7 @@ class Problem:
     def v(self) -> Tensor:
         return self.precision.prior
 
-    @property
+    @cached_property
     def omega(self) -> Tensor:
         return reference.precision(self.J, self.H, self.v)
 
@@ -89,7 +89,7 @@ def synthetic(
     return Problem(precision, test, reference.output_hessian("regression", f, sigma2), sigma2, theta, ())
 
 
-@lru_cache(maxsize=None)
+@cache
 def solved(name: str, prior: str = "equal") -> Problem:
     """A problem of `cases.py`, its Jacobian taken from the reference and not from capture."""
     case = case_named(name)

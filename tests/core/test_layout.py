@@ -35,7 +35,7 @@ def test_a_shared_weight_has_one_place():
 def test_describe_names_tensor_and_position():
     layout = Layout.from_shapes([("a", (2, 3)), ("s", ()), ("b", (2, 1, 2))])
     assert [layout.describe(i) for i in (0, 5, 6, 7, 10)] == ["a[0, 0]", "a[1, 2]", "s[0]", "b[0, 0, 0]", "b[1, 0, 1]"]
-    with pytest.raises(IndexError, match="outside 0..10"):
+    with pytest.raises(IndexError, match=r"outside 0\.\.10"):
         layout.describe(11)
 
 

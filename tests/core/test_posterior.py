@@ -20,9 +20,7 @@ from sublaplace_cli.core.posterior import (
 from sublaplace_cli.core.precision import row_norms
 from sublaplace_cli.errors import NumericsError, RunError
 
-each_problem = pytest.mark.parametrize(
-    ("name", "prior"), [(case.name, prior) for case in CASES for prior in PRIORS]
-)
+each_problem = pytest.mark.parametrize(("name", "prior"), [(case.name, prior) for case in CASES for prior in PRIORS])
 FORMS = ("primal", "dual")
 
 

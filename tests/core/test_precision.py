@@ -8,12 +8,26 @@ import pytest
 import reference
 import torch
 from cases import CASES
-from core.problems import PLENTY, PRIORS, Problem, assert_close, capture_of, case_named, dense, solved, subset
+from core.problems import (
+    PLENTY,
+    PRIORS,
+    Problem,
+    assert_close,
+    capture_of,
+    case_named,
+    dense,
+    prior_of,
+    random_matrix,
+    solved,
+    subset,
+    synthetic,
+)
 
 from sublaplace_cli.core import blocks
 from sublaplace_cli.core.capture import prepare_capture
 from sublaplace_cli.core.forward import map_inputs
 from sublaplace_cli.core.jacobian import (
+    TILE_SHARE,
     HeldJacobian,
     RecomputedJacobian,
     StoredJacobian,
@@ -60,9 +74,7 @@ def test_gram_and_cross_gram(name, prior):
 @each_problem
 def test_unweighted_squares_and_norms(name, prior):
     problem = solved(name, prior)
-    assert_close(
-        squared_gradients(problem.precision.jacobian, None, PLENTY), problem.J.square().sum((0, 1)), 1e-12
-    )
+    assert_close(squared_gradients(problem.precision.jacobian, None, PLENTY), problem.J.square().sum((0, 1)), 1e-12)
     norms = (problem.J_test.square() / problem.v).sum(2).flatten()
     assert_close(row_norms(problem.test, problem.v, PLENTY), norms, 1e-12)
 
@@ -120,9 +132,22 @@ def test_answers_do_not_depend_on_the_memory(name, memory):
 
 
 def test_no_memory_at_all_means_tiles_of_one_row():
-    problem = solved("mlp")
-    tiles = row_tiles(23, bytes_per_row(problem.precision.jacobian), memory=1)
-    assert tiles == [(i, i + 1) for i in range(23)]
+    jacobian = solved("mlp").precision.jacobian
+    assert row_tiles(jacobian, memory=1) == [(i, i + 1) for i in range(23)]
+    assert row_tiles(jacobian, memory=PLENTY) == [(0, 23)]
+
+
+@pytest.mark.parametrize("grain", [1, 4, 5])
+def test_tiles_cover_all_rows_once_within_the_memory_and_on_the_grain(grain):
+    jacobian = recomputed(solved("mlp-3-outputs").precision.jacobian, grain)
+    row = bytes_per_row(jacobian)
+    assert row == 3 * 51 * 8
+    for rows in range(1, 30):
+        tiles = row_tiles(jacobian, memory=TILE_SHARE * rows * row)
+        assert [i for a, b in tiles for i in range(a, b)] == list(range(23))
+        assert all(b - a <= rows for a, b in tiles)
+        if rows >= grain:
+            assert all(a % grain == 0 for a, _ in tiles)
 
 
 @pytest.mark.parametrize("panel", [1, 3])
@@ -155,13 +180,13 @@ def stored(held: HeldJacobian) -> StoredJacobian:
     return StoredJacobian(held.layout, held.outputs, held.dtype, lambda i, a, b: held.blocks[i].values[a:b].clone())
 
 
-def recomputed(held: HeldJacobian, rows_per_pass: int) -> RecomputedJacobian:
+def recomputed(held: HeldJacobian, grain: int) -> RecomputedJacobian:
     def compute(start: int, stop: int) -> list[blocks.DenseBlock]:
-        assert start % rows_per_pass == 0, "passes lie on one grid"
-        assert stop == min(start + rows_per_pass, len(held.outputs))
+        assert start % grain == 0, "passes lie on one grid"
+        assert stop == min(start + grain, len(held.outputs))
         return [block.rows(start, stop) for block in held.blocks]
 
-    return RecomputedJacobian(held.layout, held.outputs, held.dtype, compute, rows_per_pass)
+    return RecomputedJacobian(held.layout, held.outputs, held.dtype, compute, grain)
 
 
 @pytest.mark.parametrize("memory", [1, 20_000, PLENTY])
@@ -209,6 +234,12 @@ def test_columns_keep_the_order_of_the_selection_across_blocks():
 
 def weighted_columns(problem: Problem, S: torch.Tensor) -> torch.Tensor:
     return torch.einsum("ncd,nck->ndk", problem.precision.root, problem.J[:, :, S]).reshape(-1, len(S))
+
+
+def test_a_parameter_without_elements_changes_nothing():
+    J, v = random_matrix(5, 2, 6), prior_of("unequal", 6)
+    layout = Layout.from_shapes([("a", (2, 2)), ("empty", (0, 3)), ("b", (2,))])
+    assert_same(answers(synthetic(J, v, layout=layout)), answers(synthetic(J, v)))
 
 
 def test_float32_rows_are_summed_in_float64():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...errors import UserError, suggestion
+from ..layout import Layout, Parameter
 from . import Selection, SelectionProblem, largest, smallest
 
 
@@ -38,22 +39,32 @@ def magnitude(problem: SelectionProblem, k: int) -> Selection:
 
 def neural_linear(problem: SelectionProblem, _k: int) -> Selection:
     """All parameters of the last linear layer that runs."""
-    if not problem.last_linear:
-        raise UserError(
-            "neural-linear found no trainable nn.Linear layer that runs in this model",
-            hint="name the parameters yourself: --method 'names:PATTERN'",
-        )
+    require_last_linear(problem.last_linear)
     parameters = [q for q in problem.layout.parameters if q.name in problem.last_linear]
     return _whole(problem, problem.layout.indices(parameters))
 
 
+def require_last_linear(names: tuple[str, ...]) -> None:
+    """neural-linear needs a layer to take."""
+    if not names:
+        raise UserError(
+            "neural-linear found no trainable nn.Linear layer that runs in this model",
+            hint="name the parameters yourself: --method 'names:PATTERN'",
+        )
+
+
 def by_name(problem: SelectionProblem, pattern: str) -> Selection:
     """All parameters whose name matches the glob."""
-    parameters = problem.layout.matching(pattern)
+    return _whole(problem, problem.layout.indices(require_match(problem.layout, pattern)))
+
+
+def require_match(layout: Layout, pattern: str) -> list[Parameter]:
+    """The parameters that a glob means, at least one."""
+    parameters = layout.matching(pattern)
     if not parameters:
-        names = [q.name for q in problem.layout.parameters]
+        names = [q.name for q in layout.parameters]
         raise UserError(f"no trainable parameter matches 'names:{pattern}'", hint=suggestion(pattern, names))
-    return _whole(problem, problem.layout.indices(parameters))
+    return parameters
 
 
 def _whole(problem: SelectionProblem, indices: torch.Tensor) -> Selection:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...errors import UserError
-from ..linalg import safe_cholesky, solve_lower
+from ...errors import NumericsError, UserError
+from ..linalg import check_condition, safe_cholesky, solve_lower
 from ..precision import Precision
 from . import Selection, SelectionProblem, largest, rounded
 
 PANEL = 256  # candidates among which pivots are taken in one go
+SOUND = 1 - 1e-6  # d/v is at least 1; rounding may take a little of that, not more
 SWEEP = 2048  # candidates whose bounds are brought up to date in one go
 
 
@@ -27,6 +28,7 @@ def greedy(problem: SelectionProblem, k: int) -> Selection:
     scale = problem.prior
     candidates = largest(problem.score / scale, size) if size < p else torch.arange(p, device=scale.device)
     bounds = (problem.data_diagonal + problem.prior)[candidates] / scale[candidates]
+    check_condition(float((problem.data_diagonal / scale).sum()) / problem.precision.n_rows)  # a bound from below
     search = _Search(problem.precision, candidates.sort().values, bounds[candidates.argsort()], k)
     indices, pivots = search.run()
     return Selection(indices, pivots * scale[indices])
@@ -80,7 +82,9 @@ class _Search:
         self.schur.extend(A[:, taken], T[taken][:, taken])
         self.chosen += panel[taken].tolist()
         self.pivots += pivots
-        self._update(panel, remaining)
+        left = torch.ones(len(panel), dtype=torch.bool, device=panel.device)
+        left[taken] = False
+        self._update(panel[left], remaining[left])
         self.bounds[panel[taken]] = -1.0
 
     def _best_up_to_date(self) -> Tensor:
@@ -95,7 +99,8 @@ class _Search:
             self._update(sweep, self.schur.diagonal(self.cache.columns(sweep, self.bounds)))
 
     def _update(self, positions: Tensor, values: Tensor) -> None:
-        self.bounds[positions] = torch.minimum(values, self.bounds[positions])  # bounds never rise
+        require_sound(values)
+        self.bounds[positions] = torch.minimum(values.clamp(min=1.0), self.bounds[positions])  # bounds never rise
         self.as_of[positions] = len(self.chosen)
 
     def _top(self, count: int) -> Tensor:
@@ -104,6 +109,16 @@ class _Search:
         least = torch.topk(self.bounds, count).values[-1]
         near = (self.bounds >= least * (1 - 1e-11)).nonzero().squeeze(1)  # rounding may reorder only these
         return near[largest(self.bounds[near], count)]
+
+
+def require_sound(values: Tensor) -> None:
+    """d_j ≥ v_j always: a smaller one is rounding, and then the order means nothing."""
+    if not bool((values > SOUND).all()):
+        raise NumericsError(
+            f"greedy: a Schur complement fell to {float(values.min()):.3g} times the prior precision, which it can "
+            "never go below: the data term is too large beside the prior for float64",
+            hint="raise posterior.prior_precision or posterior.noise_variance, or choose a smaller k",
+        )
 
 
 def _pivot_inside(
@@ -125,6 +140,7 @@ def _pivot_inside(
         if beaten and not (sure and not taken):
             break
         pivot = float(T[best, best])
+        require_sound(T[best, best])
         column = T[:, best].clone()
         T -= torch.outer(column, column) / pivot
         alive[best] = False

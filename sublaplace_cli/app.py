@@ -35,6 +35,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
+    add_completion=False,
+    # Typer's own --help and completion options would make every COMMAND --help import pydantic: 100 ms.
+    context_settings={"help_option_names": []},
 )
 
 
@@ -49,8 +52,17 @@ Version = Annotated[
 ]
 
 
+def _show_help(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        print_result(context.get_help())
+        raise typer.Exit
+
+
+Help = Annotated[bool, typer.Option("--help", callback=_show_help, is_eager=True, help="show this message and end")]
+
+
 @app.callback()
-def _top(version: Version = False) -> None:
+def _top(version: Version = False, help: Help = False) -> None:
     pass
 
 
@@ -86,7 +98,8 @@ def _option_type(hint: Any) -> Any:
 
 
 for _name, _about in COMMANDS.items():
-    app.command(_name, help=_about.help, epilog=_about.epilog())(_command(_name))
+    own_help = {"help_option_names": ["--help"]}
+    app.command(_name, help=_about.help, epilog=_about.epilog(), context_settings=own_help)(_command(_name))
 
 
 def _execute(command: str, settings: Settings) -> None:

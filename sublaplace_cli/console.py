@@ -6,10 +6,11 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from . import signals
-from .errors import SublaplaceError
+from .errors import RunError, SublaplaceError
 
 VALUE = "value"  # heading of the one column that holds words as well as numbers
 PLAIN_INTERVAL = 10.0  # seconds between progress lines where there is no terminal
@@ -95,12 +96,22 @@ class _BarProgress:
 
 
 def print_result(text: str) -> None:
-    """The result, to stdout; a reader that has gone away is no error."""
-    try:
+    """The result, to stdout."""
+    with _stdout():
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+@contextlib.contextmanager
+def _stdout() -> Iterator[None]:
+    """A reader that has gone away is no error; a full disk is one, told once."""
+    try:
+        yield
         sys.stdout.flush()
     except BrokenPipeError:
         _forget_stdout()
+    except OSError as error:
+        _forget_stdout()
+        raise RunError(f"could not write the result to stdout: {error.strerror}") from error
 
 
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
@@ -109,11 +120,8 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
 
     if title:
         print_result(title)
-    try:
+    with _stdout():
         RichConsole(file=sys.stdout).print(_rich_table(columns, rows))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _forget_stdout()
 
 
 def table_text(title: str, columns: list[str], rows: list[list[str]]) -> str:

@@ -15,7 +15,7 @@ from torch.func import grad, jacrev, vmap
 
 from ..errors import NumericsError, UserError
 from .blocks import DenseBlock
-from .forward import Inputs, activation_count, map_inputs, outputs, row_count
+from .forward import Inputs, activation_count, first_non_finite, map_inputs, outputs, row_count
 from .layout import Layout
 
 # More rows than this a pass gain no speed; a fixed number keeps the bits independent of free memory.
@@ -168,27 +168,6 @@ def _batch_layers(model: nn.Module) -> list[str]:
 
 def _non_finite_outputs(model: nn.Module, f: Tensor, inputs: Inputs) -> tuple[str]:
     row = int((~torch.isfinite(f).all(1)).nonzero()[0])
-    culprit = _first_non_finite_layer(model, map_inputs(lambda t: t[row : row + 1], inputs))
+    culprit = first_non_finite(model, map_inputs(lambda t: t[row : row + 1], inputs))
     layer = f"; the first layer with non-finite values is '{culprit}'" if culprit else ""
     return (f"the model's output is not finite at row {row} of the pass{layer}",)
-
-
-def _first_non_finite_layer(model: nn.Module, inputs: Inputs) -> str | None:
-    found: list[str] = []
-
-    def look(name: str, out: object) -> None:
-        if isinstance(out, Tensor) and out.is_floating_point() and not bool(torch.isfinite(out).all()):
-            found.append(name)
-
-    hooks = [
-        m.register_forward_hook(lambda _m, _a, out, name=name: look(name, out))
-        for name, m in model.named_modules()
-        if name and not any(m.children())
-    ]
-    try:
-        with torch.no_grad():
-            outputs(model, inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found[0] if found else None

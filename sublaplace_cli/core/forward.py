@@ -64,13 +64,13 @@ def as_matrix(raw: Any, n_rows: int) -> Tensor:
     )
 
 
-def last_linear(model: nn.Module, inputs: Inputs) -> list[str]:
-    """Names of the trainable parameters of the last `nn.Linear` that runs; empty where none does."""
-    ran: list[str] = []
+def watch(model: nn.Module, inputs: Inputs) -> list[tuple[str, nn.Module, Any]]:
+    """Run the network once: (name, module, output) of every module without children, in the order in which they ran."""
+    seen: list[tuple[str, nn.Module, Any]] = []
     hooks = [
-        module.register_forward_hook(lambda *_, name=name: ran.append(name))
+        module.register_forward_hook(lambda m, _args, out, name=name: seen.append((name, m, out)))
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
+        if not any(module.children())
     ]
     try:
         with torch.no_grad():
@@ -78,31 +78,30 @@ def last_linear(model: nn.Module, inputs: Inputs) -> list[str]:
     finally:
         for hook in hooks:
             hook.remove()
-    if not ran:
-        return []
-    wanted = {id(tensor) for tensor in model.get_submodule(ran[-1]).parameters(recurse=False)}
+    return seen
+
+
+def last_linear(model: nn.Module, inputs: Inputs) -> list[str]:
+    """Names of the trainable parameters of the last `nn.Linear` that runs; empty where none does."""
+    ran = [module for _, module, _ in watch(model, inputs) if isinstance(module, nn.Linear)]
+    wanted = {id(tensor) for tensor in ran[-1].parameters(recurse=False)} if ran else set()
     return [name for name, tensor in model.named_parameters() if id(tensor) in wanted and tensor.requires_grad]
+
+
+def activation_count(model: nn.Module, inputs: Inputs) -> int:
+    """Numbers that the modules put out for these inputs: what a backward pass has to keep, roughly."""
+    return sum(_numel(out) for _, _, out in watch(model, inputs))
+
+
+def first_non_finite(model: nn.Module, inputs: Inputs) -> str | None:
+    """The first module whose output is not finite."""
+    for name, _, out in watch(model, inputs):
+        if isinstance(out, Tensor) and out.is_floating_point() and not bool(torch.isfinite(out).all()):
+            return name or None
+    return None
 
 
 def _numel(out: Any) -> int:
     if isinstance(out, (tuple, list)):
         return sum(map(_numel, out))
     return out.numel() if isinstance(out, Tensor) else 0
-
-
-def activation_count(model: nn.Module, inputs: Inputs) -> int:
-    """Numbers that the modules put out for these inputs: what a backward pass has to keep, roughly."""
-    total = 0
-
-    def count(_module: nn.Module, _args: Any, out: Any) -> None:
-        nonlocal total
-        total += _numel(out)
-
-    hooks = [m.register_forward_hook(count) for m in model.modules() if not any(m.children())]
-    try:
-        with torch.no_grad():
-            outputs(model, inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return total

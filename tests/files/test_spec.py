@@ -8,21 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from spec_texts import MINIMAL, changed, load, with_data
 
 from sublaplace_cli.errors import UserError
-from sublaplace_cli.files.spec import LoadedSpec, find_spec, load_spec
+from sublaplace_cli.files.spec import find_spec
 from sublaplace_cli.files.spec_models import MeanStd, NoiseFrom, Normalise, Permute, Scale, Spec
-
-MINIMAL = """\
-version: 1
-task: regression
-model:
-  build: {arch: mlp, args: {in: 10, hidden: [50, 50], out: 1}}
-  weights: {path: model.safetensors}
-data:
-  format: csv
-  path: rows.csv
-"""
 
 # the example of the contract, without what is not built yet
 FULL = """\
@@ -47,21 +37,6 @@ posterior:
   rescale: none
 oracle: {weights: {path: oracle.safetensors}}
 """
-
-
-def load(folder: Path, text: str) -> LoadedSpec:
-    path = folder / "sublaplace.yaml"
-    path.write_text(text, encoding="utf-8")
-    return load_spec(path)
-
-
-def changed(old: str, new: str, text: str = MINIMAL) -> str:
-    assert old in text
-    return text.replace(old, new)
-
-
-def with_data(line: str) -> str:
-    return MINIMAL + f"  {line}\n"  # line 9, key at column 3
 
 
 # ---------------------------------------------------------------- what is accepted

@@ -1,13 +1,16 @@
-"""A block is the part of a Jacobian that belongs to one parameter tensor, and answers questions about it.
+"""A block is the part of a Jacobian that belongs to one layer, and answers questions about it.
 
-Every answer is float64 whatever the dtype of the passes, and adds up: over row chunks for the score and
-`pull`, over blocks for the Gram and the norms.
+Every answer is float64 whatever the dtype of the passes, and adds up: over row chunks for the squares and
+`pull`, over blocks for the Gram and the norms. `DenseBlock` holds the numbers themselves; the others (in
+`outer`, `conv` and `embedding`) keep the structure their layer gives them, and turn into dense ones where that
+is cheaper.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,11 +18,88 @@ from torch import Tensor
 # Columns turned into float64 at a time: large enough for GEMM to run at full speed,
 # small enough that the float64 copy of a wide layer never exists as a whole.
 PANEL = 4096
+# Rows of a Gram matrix of rows with themselves that are computed at a time, from the diagonal on.
+STRIP = 256
+# Rows of a structured block that are written out at a time where an answer needs the numbers themselves.
+DENSE_BYTES = 64 * 2**20
+
+
+class Block(Protocol):
+    """Rows of the Jacobian for the flat range [start, start + width)."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def span(self) -> slice: ...
+    @property
+    def n_rows(self) -> int: ...
+    @property
+    def row_bytes(self) -> int: ...  # memory of one row while it answers questions
+    def squares(self, W: Tensor | None = None) -> Tensor:
+        """Σₙ diag(Jₙᵀ Hₙ Jₙ) over this block's rows (width,); unweighted without W (m, C, C)."""
+        ...
+
+    def columns(self, local: Tensor) -> Tensor:
+        """Columns at these positions within the block (m, C, len(local))."""
+        ...
+
+    def gram(self, other: Block, prior: Tensor) -> Tensor:
+        """J V⁻¹ J′ᵀ with the same block of other rows (m·C, m′·C), `prior` being its part of v.
+
+        With itself, only what lies on and above the diagonal need be right.
+        """
+        ...
+
+    def norms(self, prior: Tensor) -> Tensor:
+        """Squared row norms in the metric V⁻¹ (m·C,)."""
+        ...
+
+    def pull(self, u: Tensor) -> Tensor:
+        """Jᵀ u for coefficients u of the rows (m·C, r) → (width, r)."""
+        ...
+
+    def rows(self, start: int, stop: int) -> Block:
+        """The same block for some of its rows."""
+        ...
+
+    def dense(self) -> DenseBlock:
+        """The numbers themselves."""
+        ...
+
+    def settled(self) -> Block:
+        """The form that answers questions fastest, where there is room to hold it."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What has to be kept to have this block again, the rows along the first axis of each."""
+        ...
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> Block:
+        """The same block for other rows."""
+        ...
+
+
+AnyBlock = TypeVar("AnyBlock", bound=Block)
+
+
+def joined(blocks: Sequence[AnyBlock]) -> AnyBlock:
+    """One block for the rows of several."""
+    if len(blocks) == 1:
+        return blocks[0]
+    parts = [block.tensors() for block in blocks]
+    return blocks[0].with_tensors({name: torch.cat([part[name] for part in parts]) for name in parts[0]})  # type: ignore[return-value]
+
+
+def kept_bytes(block: Block) -> int:
+    """Bytes of one row in the form in which the block is kept."""
+    return sum(tensor[0].numel() * tensor.element_size() for tensor in block.tensors().values())
 
 
 @dataclass(frozen=True)
 class DenseBlock:
-    """Rows of the Jacobian for the flat range [start, start + width)."""
+    """The Jacobian itself."""
 
     start: int
     values: Tensor  # (m, C, width)
@@ -33,11 +113,18 @@ class DenseBlock:
         return slice(self.start, self.start + self.width)
 
     @property
+    def n_rows(self) -> int:
+        return self.values.shape[0]
+
+    @property
+    def row_bytes(self) -> int:
+        return self.values[:1].numel() * self.values.element_size()
+
+    @property
     def flat(self) -> Tensor:
         return self.values.reshape(-1, self.width)  # (m·C, width)
 
     def squares(self, W: Tensor | None = None) -> Tensor:
-        """Σₙ diag(Jₙᵀ Hₙ Jₙ) over this block's rows (width,); unweighted without W."""
         return torch.cat([self._panel_squares(cut, W) for cut in self._panels()])
 
     def _panel_squares(self, cut: slice, W: Tensor | None) -> Tensor:
@@ -46,39 +133,74 @@ class DenseBlock:
         return A.square().sum(dim=(0, 1))
 
     def columns(self, local: Tensor) -> Tensor:
-        """Columns at these positions within the block (m, C, len(local))."""
         return self.values.index_select(2, local).double()
 
-    def gram(self, other: DenseBlock, prior: Tensor) -> Tensor:
-        """J V⁻¹ J′ᵀ of this block's columns (m·C, m′·C), `prior` being its part of v."""
-        total: Tensor | None = None
+    def gram(self, other: Block, prior: Tensor) -> Tensor:
+        right = other.dense()
+        total = torch.zeros(len(self.flat), len(right.flat), dtype=torch.float64, device=self.values.device)
         for cut in self._panels():
-            left = self.flat[:, cut].double() / prior[cut]
-            right = other.flat[:, cut].double()
-            total = left @ right.T if total is None else torch.addmm(total, left, right.T)
-        assert total is not None, "a block has at least one column"
+            if right is self:
+                add_upper(total, self.flat[:, cut].double() * prior[cut].rsqrt())
+            else:
+                total.addmm_(self.flat[:, cut].double() / prior[cut], right.flat[:, cut].double().T)
         return total
 
     def norms(self, prior: Tensor) -> Tensor:
-        """Squared row norms in the metric V⁻¹ (m·C,)."""
         parts = [(self.flat[:, cut].double().square() / prior[cut]).sum(1) for cut in self._panels()]
         return torch.stack(parts).sum(0)
 
     def pull(self, u: Tensor) -> Tensor:
-        """Jᵀ u for coefficients u of the rows (m·C, r) → (width, r)."""
         return torch.cat([self.flat[:, cut].double().T @ u for cut in self._panels()])
 
     def rows(self, start: int, stop: int) -> DenseBlock:
-        """The same block for some of its rows."""
         return DenseBlock(self.start, self.values[start:stop])
+
+    def dense(self) -> DenseBlock:
+        return self
+
+    def settled(self) -> DenseBlock:
+        return self
+
+    def rounded(self, dtype: torch.dtype) -> DenseBlock:
+        """The same numbers in another type."""
+        return DenseBlock(self.start, self.values.to(dtype))
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"values": self.values}
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> DenseBlock:
+        return DenseBlock(self.start, tensors["values"])
 
     def _panels(self) -> Iterator[slice]:
         for left in range(0, self.width, PANEL):
             yield slice(left, min(left + PANEL, self.width))
 
 
+def add_upper(total: Tensor, X: Tensor) -> None:
+    """total += X Xᵀ, in strips that leave out most of what lies below the diagonal."""
+    for left in range(0, len(X), STRIP):
+        rows = slice(left, left + STRIP)
+        total[rows, left:].addmm_(X[rows], X[left:].T)
+
+
 def weighted(J: Tensor, W: Tensor) -> Tensor:
-    """Rows Wₙᵀ Jₙ: (m, C, q) with (m, C, C) → (m, C, q)."""
+    """Rows Wₙᵀ Jₙ: (m, C, …) with (m, C, C) → (m, C, …)."""
     if W.shape[1] == 1:  # one output: a number a row, no need for a batched product
-        return J * W
-    return torch.einsum("ncd,ncq->ndq", W, J)
+        return J * W.reshape(-1, *[1] * (J.ndim - 1))
+    return torch.einsum("ncd,nc...->nd...", W, J)
+
+
+def dense_pieces(block: Block, n_outputs: int) -> Iterator[DenseBlock]:
+    """A structured block as dense ones of some rows each, so that the whole never exists."""
+    step = max(1, DENSE_BYTES // (8 * n_outputs * block.width))
+    for start in range(0, block.n_rows, step):
+        yield block.rows(start, min(start + step, block.n_rows)).dense()
+
+
+def squares_of_pieces(block: Block, n_outputs: int, W: Tensor | None) -> Tensor:
+    """`squares` of a structured block through the numbers themselves, a piece at a time."""
+    done, parts = 0, []
+    for piece in dense_pieces(block, n_outputs):
+        parts.append(piece.squares(None if W is None else W[done : done + piece.n_rows]))
+        done += piece.n_rows
+    return torch.stack(parts).sum(0)

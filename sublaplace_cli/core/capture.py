@@ -1,33 +1,38 @@
-"""Network + rows → outputs and Jacobian blocks, by the general path that is right for any module.
+"""Network + rows → outputs and Jacobian blocks: formulas where a layer has one, the general path for the rest.
 
-`vmap(grad)` (one output) or `vmap(jacrev)` over `functional_call`; a network that `vmap` cannot take is
-differentiated row by row. Frozen parameters and buffers are constants.
+The formulas are compared with plain autograd on a few rows before each run; a layer that fails the comparison
+(its weight is also used elsewhere, say) takes the general path, and that is said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, jacrev, vmap
 
-from ..errors import NumericsError, UserError
-from .blocks import DenseBlock
-from .forward import Inputs, activation_count, first_non_finite, map_inputs, outputs, row_count
-from .layout import Layout
+from ..errors import NumericsError
+from .blocks import Block, DenseBlock, kept_bytes
+from .checks import non_finite_outputs, require_sound_network
+from .forward import Inputs, activation_count, map_inputs, outputs
+from .general import Gradients, batched_jacobian, rowwise_jacobian
+from .layout import Layout, Parameter
+from .structure import Layer, layer_blocks, recognise
 
-# More rows than this a pass gain no speed; a fixed number keeps the bits independent of free memory.
-MOST_ROWS_PER_PASS = 64
+# Working memory of one pass, and its rows: more gain no speed. Fixed numbers keep the bits independent of how
+# much memory happens to be free, as long as there is enough.
+PASS_BYTES = 512 * 2**20
+MOST_ROWS_PER_PASS = 1024
+CHECKED_ROWS = 2  # rows on which the formulas are compared with plain autograd
 
 
 @dataclass(frozen=True)
 class Captured:
-    """One pass: outputs (m, C) float64 and a block for each parameter tensor."""
+    """One pass: outputs (m, C) float64 and the blocks, in the order of the flat vector."""
 
     f: Tensor
-    blocks: list[DenseBlock]
+    blocks: list[Block]
 
 
 @dataclass(frozen=True)
@@ -37,137 +42,119 @@ class Capture:
     model: nn.Module
     layout: Layout
     n_outputs: int
-    rows_per_pass: int
-    batched: bool  # False: row by row, because vmap could not take the network
+    layers: tuple[Layer, ...]
+    rest: tuple[Parameter, ...]  # parameters without a formula
+    batched: bool = True  # False: the rest row by row, because vmap could not take the network
+    rows_per_pass: int = 1
+    pattern: tuple[Block, ...] = ()  # the blocks of one row
+    notes: tuple[str, ...] = field(default=())
 
     def __call__(self, inputs: Inputs) -> Captured:
-        differentiate = _batched_jacobian if self.batched else _rowwise_jacobian
-        f, J = differentiate(self.model, self.layout, self.n_outputs, inputs)
-        self._refuse_non_finite(f, J, inputs)
-        blocks = [DenseBlock(q.offset, J[q.name].reshape(*f.shape, q.size)) for q in self.layout.parameters]
+        f, blocks = self._by_formula(inputs)
+        if self.rest:
+            general_f, J = self._by_general_path(inputs)
+            f = general_f if f is None else f
+            blocks += [DenseBlock(q.offset, J[q.name].reshape(*f.shape, q.size)) for q in self.rest]
+        assert f is not None, "there is at least one parameter"
+        blocks.sort(key=lambda block: block.start)
+        self._refuse_non_finite(f, blocks, inputs)
         return Captured(f.double(), blocks)
 
-    def _refuse_non_finite(self, f: Tensor, J: dict[str, Tensor], inputs: Inputs) -> None:
+    def _by_formula(self, inputs: Inputs) -> tuple[Tensor | None, list[Block]]:
+        return layer_blocks(self.model, self.layers, self.n_outputs, inputs) if self.layers else (None, [])
+
+    def _by_general_path(self, inputs: Inputs) -> tuple[Tensor, Gradients]:
+        differentiate = batched_jacobian if self.batched else rowwise_jacobian
+        return differentiate(self.model, [q.name for q in self.rest], self.n_outputs, inputs)
+
+    def _refuse_non_finite(self, f: Tensor, blocks: Sequence[Block], inputs: Inputs) -> None:
         if not bool(torch.isfinite(f).all()):
-            raise NumericsError(*_non_finite_outputs(self.model, f, inputs))
-        for name, values in J.items():
-            if not bool(torch.isfinite(values).all()):
-                row = int((~torch.isfinite(values.flatten(1)).all(1)).nonzero()[0])
-                raise NumericsError(
-                    f"the gradient with respect to '{name}' is not finite (row {row} of the pass)",
-                    hint="look for a division by zero, sqrt(0) or log(0) in that layer, or try --dtype float64",
-                )
+            raise NumericsError(non_finite_outputs(self.model, f, inputs))
+        for block in blocks:
+            for values in block.tensors().values():
+                if not bool(torch.isfinite(values).all()):
+                    row = int((~torch.isfinite(values.flatten(1)).all(1)).nonzero()[0])
+                    name = self._name_at(block.start)
+                    raise NumericsError(
+                        f"the gradient with respect to '{name}' is not finite (row {row} of the pass)",
+                        hint="look for a division by zero, sqrt(0) or log(0) in that layer, or try --dtype float64",
+                    )
+
+    def _name_at(self, start: int) -> str:
+        return next(q.name for q in self.layout.parameters if q.offset == start)
 
 
 def prepare_capture(model: nn.Module, layout: Layout, sample: Inputs, memory: int) -> Capture:
-    """Check the network on a few rows and decide how to differentiate it.
+    """Check the network on a few rows and decide how to differentiate it."""
+    f = require_sound_network(model, sample)
+    C = f.shape[1]
+    few = map_inputs(lambda t: t[:CHECKED_ROWS], sample)
+    layers, notes = _trusted_layers(model, layout, C, few)
+    covered = {name for layer in layers for name in layer.parameters}
+    rest = tuple(q for q in layout.parameters if q.name not in covered)
+    capture = Capture(model, layout, C, tuple(layers), rest, notes=tuple(notes))
+    if rest and not _batches(capture, few):
+        why = "some of it cannot be differentiated in batches (torch.func.vmap) and goes row by row, which is slower"
+        capture = replace(capture, batched=False, notes=(*notes, f"the network: {why}"))
+    one = map_inputs(lambda t: t[:1], few)
+    capture = replace(capture, pattern=tuple(capture(one).blocks))
+    return replace(capture, rows_per_pass=_rows_per_pass(capture, one, memory))
 
-    Two reads of the same rows must agree, and a row must not depend on the others of its batch.
-    """
-    with torch.no_grad():
-        f = outputs(model, sample)
-        again = outputs(model, sample)
-    if not bool(torch.isfinite(f).all()):
-        raise NumericsError(*_non_finite_outputs(model, f, sample))
-    _require_agreement(f, again, "the same rows gave different outputs when read twice", _random_layers(model))
-    finding = "a row's output depends on the other rows of its batch"
-    _require_agreement(f, _one_by_one(model, sample), finding, _batch_layers(model))
-    capture = Capture(model, layout, f.shape[1], _rows_per_pass(model, layout, sample, f.shape[1], memory), True)
+
+def _trusted_layers(model: nn.Module, layout: Layout, C: int, few: Inputs) -> tuple[list[Layer], list[str]]:
+    """The layers whose formula gives what plain autograd gives, and a note on each that did not."""
+    layers, notes = recognise(model, layout, few), []
+    if not layers:
+        return [], []
+    names = [name for layer in layers for name in layer.parameters]
+    _, truth = rowwise_jacobian(model, names, C, few)
+    _, blocks = layer_blocks(model, layers, C, few)
+    found = _by_parameter(blocks, layout)
+    for layer in list(layers):
+        wrong = [name for name in layer.parameters if not _agree(found.get(name), truth[name])]
+        if wrong:
+            layers.remove(layer)
+            notes.append(
+                f"layer '{layer.name}': its formula does not give the gradient of {', '.join(wrong)} (is the weight "
+                "used elsewhere too?); it takes the general path"
+            )
+    return layers, notes
+
+
+def _by_parameter(blocks: Sequence[Block], layout: Layout) -> dict[str, Tensor]:
+    """Gradients by parameter name (m, C, size), out of blocks that hold one or two each."""
+    found = {}
+    for block in (block.dense() for block in blocks):
+        for q in layout.parameters:
+            if block.start <= q.offset and q.span.stop <= block.span.stop:
+                found[q.name] = block.values[:, :, q.offset - block.start : q.span.stop - block.start]
+    return found
+
+
+def _agree(found: Tensor | None, truth: Tensor) -> bool:
+    if found is None:
+        return False
+    truth = truth.reshape(found.shape)
+    tolerance = (1e-3 if truth.dtype != torch.float64 else 1e-9) * truth.abs().max()
+    return bool(((found - truth).abs() <= tolerance).all())
+
+
+def _batches(capture: Capture, few: Inputs) -> bool:
     try:
-        capture(sample)
+        capture._by_general_path(few)
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
-        # Data-dependent control flow, an operator without a batching rule, …: always right, only slower.
-        return Capture(model, layout, f.shape[1], capture.rows_per_pass, False)
-    return capture
+        return False  # data-dependent control flow, an operator without a batching rule, …
+    return True
 
 
-def _batched_jacobian(model: nn.Module, layout: Layout, C: int, inputs: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
-    trainable, fixed = _split_state(model, layout)
-
-    def one_row(parameters: dict[str, Tensor], row: Inputs) -> tuple[Tensor, Tensor]:
-        f = outputs(model, map_inputs(lambda t: t.unsqueeze(0), row), {**fixed, **parameters})[0]
-        return (f[0] if C == 1 else f), f
-
-    derivative: Callable = grad(one_row, has_aux=True) if C == 1 else jacrev(one_row, has_aux=True)
-    J, f = vmap(derivative, in_dims=(None, 0))(trainable, inputs)
-    return f, {name: t.unsqueeze(1) if C == 1 else t for name, t in J.items()}
-
-
-def _rowwise_jacobian(model: nn.Module, layout: Layout, C: int, inputs: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
-    trainable, fixed = _split_state(model, layout)
-    leaves = {name: tensor.clone().requires_grad_() for name, tensor in trainable.items()}
-    f_rows, J_rows = [], []
-    for i in range(row_count(inputs)):
-        f = outputs(model, map_inputs(lambda t: t[i : i + 1], inputs), {**fixed, **leaves})[0]  # noqa: B023
-        each = [
-            torch.autograd.grad(f[c], list(leaves.values()), retain_graph=True, materialize_grads=True)
-            for c in range(C)
-        ]
-        f_rows.append(f.detach())
-        J_rows.append([torch.stack(tensors) for tensors in zip(*each, strict=True)])
-    J = {name: torch.stack(rows) for name, rows in zip(leaves, zip(*J_rows, strict=True), strict=True)}
-    return torch.stack(f_rows), J
-
-
-def _split_state(model: nn.Module, layout: Layout) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    state = {name: tensor.detach() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
-    names = {q.name for q in layout.parameters}
-    return {n: state[n] for n in state if n in names}, {n: state[n] for n in state if n not in names}
-
-
-def _rows_per_pass(model: nn.Module, layout: Layout, sample: Inputs, C: int, memory: int) -> int:
-    itemsize = next(model.parameters()).element_size()
-    activations = activation_count(model, map_inputs(lambda t: t[:1], sample))
-    # vmap keeps inputs and gradients of each layer, the gradients C-fold; the finished rows are copied once.
-    row_bytes = itemsize * (2 * C * layout.size + (3 + 2 * C) * activations)
+def _rows_per_pass(capture: Capture, one: Inputs, memory: int) -> int:
+    with torch.no_grad():
+        itemsize = outputs(capture.model, one).element_size()
+    activations, C = activation_count(capture.model, one), capture.n_outputs
+    kept = sum(kept_bytes(block) for block in capture.pattern)
+    # Inputs and gradients of each layer, the gradients C-fold; what is kept exists twice while it is put together.
+    row_bytes = 2 * kept + itemsize * ((3 + 2 * C) * activations + 2 * C * sum(q.size for q in capture.rest))
     rows = MOST_ROWS_PER_PASS
-    while rows > 1 and rows * row_bytes > memory // 4:
+    while rows > 1 and rows * row_bytes > min(PASS_BYTES, memory // 4):
         rows //= 2
     return rows
-
-
-def _one_by_one(model: nn.Module, inputs: Inputs) -> Tensor:
-    """Outputs of each row in a batch of its own (m, C)."""
-    try:
-        with torch.no_grad():
-            rows = [outputs(model, map_inputs(lambda t: t[i : i + 1], inputs)) for i in range(row_count(inputs))]  # noqa: B023
-        return torch.cat(rows)
-    except (RuntimeError, ValueError) as error:
-        suspects = _batch_layers(model)
-        raise UserError(
-            f"the network cannot take one row by itself: {error}"
-            + (f" (suspects: {', '.join(suspects)})" if suspects else ""),
-            hint="each row must be treated by itself: BatchNorm needs running statistics",
-        ) from error
-
-
-def _require_agreement(f: Tensor, other: Tensor, finding: str, suspects: list[str]) -> None:
-    # Kernels round differently for other batch sizes; a real dependence shows at the size of f itself.
-    tolerance = (1e-3 if f.dtype != torch.float64 else 1e-9) * (1.0 + f.abs().max())
-    if bool(((f - other).abs() <= tolerance).all()):
-        return
-    named = f" (suspects: {', '.join(suspects[:5])})" if suspects else ""
-    raise UserError(
-        f"{finding}: largest difference {float((f - other).abs().max()):.3g}{named}",
-        hint="the network is run in eval mode; it must be deterministic there and treat each row by itself: "
-        "no dropout or noise inside forward, and BatchNorm with running statistics",
-    )
-
-
-def _random_layers(model: nn.Module) -> list[str]:
-    return [f"{name} ({type(m).__name__})" for name, m in model.named_modules() if "Dropout" in type(m).__name__]
-
-
-def _batch_layers(model: nn.Module) -> list[str]:
-    return [
-        f"{name} ({type(m).__name__} without running statistics)"
-        for name, m in model.named_modules()
-        if "BatchNorm" in type(m).__name__ and getattr(m, "running_mean", 0) is None
-    ]
-
-
-def _non_finite_outputs(model: nn.Module, f: Tensor, inputs: Inputs) -> tuple[str]:
-    row = int((~torch.isfinite(f).all(1)).nonzero()[0])
-    culprit = first_non_finite(model, map_inputs(lambda t: t[row : row + 1], inputs))
-    layer = f"; the first layer with non-finite values is '{culprit}'" if culprit else ""
-    return (f"the model's output is not finite at row {row} of the pass{layer}",)

@@ -1,7 +1,8 @@
 """Where Jacobian rows come from: held in memory, read back from a store, or computed again.
 
-All three answer `load(start, stop, which)`; `by_block` says whether one block alone is as cheap as its share.
-The outputs f come with the rows, because the same pass gives both.
+All three answer `load(start, stop, which)` with blocks; `by_block` says whether one block alone is as cheap as its
+share. `pattern` holds the same blocks for a few rows, to tell what there is without loading it. The outputs f
+come with the rows, because the same pass gives both.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from .blocks import DenseBlock
+from .blocks import Block, joined
 from .layout import Layout
 
 # Share of the memory budget that one tile of rows may take: two tiles and their float64 panels live at
@@ -24,83 +24,76 @@ MOST_TILE_BYTES = 256 * 2**20
 
 
 class Jacobian(Protocol):
-    """N rows of (C outputs × p parameters), in blocks of one parameter tensor each."""
+    """N rows of (C outputs × p parameters), in blocks of one layer each."""
 
     @property
     def layout(self) -> Layout: ...
     @property
     def outputs(self) -> Tensor: ...  # f (N, C) float64
     @property
-    def dtype(self) -> torch.dtype: ...
+    def pattern(self) -> Sequence[Block]: ...
     @property
     def by_block(self) -> bool: ...
     @property
     def grain(self) -> int: ...  # rows that are made or read together
-    def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[DenseBlock]: ...
+    def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]: ...
 
 
 @dataclass(frozen=True)
 class HeldJacobian:
-    """All rows in memory, a block each."""
+    """All rows in memory."""
 
     layout: Layout
     outputs: Tensor  # (N, C)
-    blocks: tuple[DenseBlock, ...]
+    blocks: tuple[Block, ...]
     by_block: bool = field(default=True, init=False)
     grain: int = field(default=1, init=False)
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.blocks[0].values.dtype
+    def pattern(self) -> Sequence[Block]:
+        return self.blocks
 
-    def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[DenseBlock]:
-        return [self.blocks[i].rows(start, stop) for i in _chosen(which, self.layout)]
+    def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
+        return [self.blocks[i].rows(start, stop) for i in _chosen(which, self.blocks)]
 
 
 @dataclass(frozen=True)
 class StoredJacobian:
-    """Rows behind `read(block, start, stop)`, which returns (m, C, width) on the device to work on."""
+    """Rows behind `read(block, start, stop)`, which gives a block on the device to work on."""
 
     layout: Layout
     outputs: Tensor  # (N, C)
-    dtype: torch.dtype
-    read: Callable[[int, int, int], Tensor]
+    pattern: tuple[Block, ...]
+    read: Callable[[int, int, int], Block]
     grain: int = 1
     by_block: bool = field(default=True, init=False)
 
-    def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[DenseBlock]:
-        chosen = _chosen(which, self.layout)
-        return [DenseBlock(self.layout.parameters[i].offset, self.read(i, start, stop)) for i in chosen]
+    def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
+        return [self.read(i, start, stop) for i in _chosen(which, self.pattern)]
 
 
 @dataclass(frozen=True)
 class RecomputedJacobian:
     """Rows that are computed anew at each reading, because storing them was too large.
 
-    Passes run in the same slices of `grain` rows however much is asked for at once,
-    so that every reading gives the same bits.
+    Passes run in the same slices of `grain` rows however much is asked for at once, so that every reading
+    gives the same bits.
     """
 
     layout: Layout
     outputs: Tensor  # (N, C)
-    dtype: torch.dtype
-    compute: Callable[[int, int], list[DenseBlock]]
+    pattern: tuple[Block, ...]
+    compute: Callable[[int, int], list[Block]]
     grain: int
     by_block: bool = field(default=False, init=False)
 
-    def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[DenseBlock]:
-        chosen = _chosen(which, self.layout)
-        parts = [
-            [self._pass(a, b, start, stop)[i].values for i in chosen]
-            for a, b in aligned(start, stop, self.grain, self.outputs.shape[0])
-        ]
-        joined = [torch.cat(pieces) for pieces in zip(*parts, strict=True)]
-        offsets = [self.layout.parameters[i].offset for i in chosen]
-        return [DenseBlock(offset, values) for offset, values in zip(offsets, joined, strict=True)]
-
-    def _pass(self, a: int, b: int, start: int, stop: int) -> list[DenseBlock]:
-        keep = max(a, start) - a, min(b, stop) - a
-        return [block.rows(*keep) for block in self.compute(a, b)]
+    def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
+        chosen = _chosen(which, self.pattern)
+        parts = []
+        for a, b in aligned(start, stop, self.grain, len(self.outputs)):
+            blocks = self.compute(a, b)
+            parts.append([blocks[i].rows(max(a, start) - a, min(b, stop) - a) for i in chosen])
+        return [joined(pieces) for pieces in zip(*parts, strict=True)]
 
 
 def aligned(start: int, stop: int, step: int, n_rows: int) -> Iterator[tuple[int, int]]:
@@ -110,33 +103,36 @@ def aligned(start: int, stop: int, step: int, n_rows: int) -> Iterator[tuple[int
 
 
 def row_tiles(
-    jacobian: Jacobian, memory: int, which: Sequence[int] | None = None, extra: int = 0
+    jacobian: Jacobian,
+    memory: int,
+    which: Sequence[int] | None = None,
+    extra: int = 0,
+    most: int | None = None,
 ) -> list[tuple[int, int]]:
-    """Slices of rows whose blocks, with `extra` bytes a row, stay within a share of the memory.
+    """Slices of at most `most` rows whose blocks, with `extra` bytes a row, stay within a share of the memory.
 
     Tiles keep to the grain in which the rows are made or stored, so that none is made or read twice.
     """
     n_rows = len(jacobian.outputs)
     budget = min(memory // TILE_SHARE, MOST_TILE_BYTES)
-    step = max(1, min(n_rows, budget // max(bytes_per_row(jacobian, which) + extra, 1)))
+    step = max(1, min(n_rows, budget // max(bytes_per_row(jacobian, which) + extra, 1), most or n_rows))
     if step > jacobian.grain:
         step -= step % jacobian.grain
     return [(left, min(left + step, n_rows)) for left in range(0, n_rows, step)]
 
 
 def bytes_per_row(jacobian: Jacobian, which: Sequence[int] | None = None) -> int:
-    """Bytes that one row takes in the dtype of its passes."""
-    width = sum(jacobian.layout.parameters[i].size for i in _chosen(which, jacobian.layout))
-    return width * jacobian.outputs.shape[1] * jacobian.dtype.itemsize
+    """Bytes that one row takes while its blocks answer questions."""
+    return sum(jacobian.pattern[i].row_bytes for i in _chosen(which, jacobian.pattern))
 
 
 def block_groups(*jacobians: Jacobian) -> list[list[int]]:
     """Block by block where each can be read alone; else all at once, so that no pass is repeated."""
-    everything = list(range(len(jacobians[0].layout.parameters)))
+    everything = list(range(len(jacobians[0].pattern)))
     if all(jacobian.by_block for jacobian in jacobians):
         return [[i] for i in everything]
     return [everything]
 
 
-def _chosen(which: Sequence[int] | None, layout: Layout) -> Sequence[int]:
-    return range(len(layout.parameters)) if which is None else which
+def _chosen(which: Sequence[int] | None, pattern: Sequence[Block]) -> Sequence[int]:
+    return range(len(pattern)) if which is None else which

@@ -18,6 +18,8 @@ QR_CONDITION = 1e8
 # leaves fewer digits than this, the residual form is used.
 CANCELLATION = 1e-6
 GRAM_ERROR = 1e-9
+HARMLESS_CONDITION = 1e6  # nothing depends on κ below this: a bound will do
+STRIP = 256  # rows of a symmetric matrix that are handled at a time
 
 
 def safe_cholesky(B: Tensor, describe: Callable[[int], str] = str) -> Tensor:
@@ -44,6 +46,34 @@ def solve_lower_transposed(L: Tensor, B: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(L.T, B, upper=True)
 
 
+def mirrored(K: Tensor) -> Tensor:
+    """K with what lies above its diagonal copied below it, in place."""
+    for top in range(0, len(K), STRIP):
+        end = min(top + STRIP, len(K))
+        corner = K[top:end, top:end]
+        corner.copy_(torch.triu(corner) + torch.triu(corner, 1).T)
+        K[end:, top:end] = K[top:end, end:].T
+    return K
+
+
+def self_product(A: Tensor) -> Tensor:
+    """A Aᵀ, computed on and above the diagonal and mirrored."""
+    K = torch.empty(len(A), len(A), dtype=A.dtype, device=A.device)
+    for top in range(0, len(A), STRIP):
+        torch.mm(A[top : top + STRIP], A[top:].T, out=K[top : top + STRIP, top:])
+    return mirrored(K)
+
+
+def inverse_square_sums(L: Tensor) -> Tensor:
+    """Column sums of squares of L⁻¹, i.e. the diagonal of (L Lᵀ)⁻¹, leaving out the zeros above the diagonal."""
+    sums = []
+    for left in range(0, len(L), STRIP):
+        width = min(STRIP, len(L) - left)
+        unit = torch.eye(len(L) - left, width, dtype=L.dtype, device=L.device)
+        sums.append(solve_lower(L[left:, left:], unit).square().sum(0))
+    return torch.cat(sums)
+
+
 def largest_eigenvalue(multiply: Callable[[Tensor], Tensor], size: int, like: Tensor, steps: int = 30) -> float:
     """Power iteration on a positive semi-definite operator, from a fixed start so that runs repeat."""
     start = torch.randn(size, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -58,6 +88,14 @@ def largest_eigenvalue(multiply: Callable[[Tensor], Tensor], size: int, like: Te
         value = float((x * y).sum())
         x = y
     return value
+
+
+def condition_of(K: Tensor) -> float:
+    """κ, the largest eigenvalue of a positive semi-definite K; where even its trace is harmless, that bound."""
+    bound = float(K.diagonal().sum())
+    if bound < HARMLESS_CONDITION:
+        return bound
+    return check_condition(largest_eigenvalue(lambda x: K @ x, len(K), K))
 
 
 def check_condition(eigenvalue: float) -> float:

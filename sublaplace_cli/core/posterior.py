@@ -13,14 +13,17 @@ import torch
 from torch import Tensor
 
 from ..errors import RunError
+from .blocks import add_upper
 from .jacobian import Jacobian
 from .linalg import (
     QR_CONDITION,
-    check_condition,
+    condition_of,
     dual_variance,
     factor_of_rows,
-    largest_eigenvalue,
+    inverse_square_sums,
+    mirrored,
     safe_cholesky,
+    self_product,
     solve_lower,
 )
 from .precision import Precision, column_chunks, row_norms
@@ -33,13 +36,13 @@ WEAK_DATA = 1e-3  # degrees of freedom a row below which their plain difference 
 class SubnetPosterior:
     """Gaussian over the parameters in S; all others stay at their value."""
 
-    indices: Tensor  # S (k,)
+    indices: Tensor  # S (k,), rising
     prior: Tensor  # v_S (k,)
     form: Form
     factor: Tensor  # L of I + A′ᵀA′ (k, k), or of I + A′A′ᵀ (N·C, N·C)
     columns: Tensor | None  # A′ (N·C, k), dual form only
     freedom: float  # tr(Ω_SS⁻¹ (AᵀA)_SS): how many of the k parameters the data determine
-    condition: float  # κ = λmax(A′ᵀA′)
+    condition: float  # κ = λmax(A′ᵀA′), or a harmless bound of it
 
     def variance(self, J_S: Tensor) -> Tensor:
         """g_Sᵀ Ω_SS⁻¹ g_S for rows J_S (m, C, k) → (m, C)."""
@@ -78,6 +81,7 @@ class FullPosterior:
 
 def fit_subnet(precision: Precision, S: Tensor, form: Form | None = None) -> SubnetPosterior:
     """Posterior over S: primal (k × k) where k ≤ N·C, else dual (N·C × N·C)."""
+    S = S.sort().values  # neighbours are quicker to fetch; the posterior does not mind the order
     k, rows = len(S), precision.n_rows
     form = form or ("primal" if k <= rows else "dual")
     needed = 8 * (3 * k * k if form == "primal" else 2 * rows * (rows + k))
@@ -95,23 +99,24 @@ def _fit_primal(precision: Precision, S: Tensor) -> SubnetPosterior:
     scale = v.rsqrt()
     B = torch.zeros(len(S), len(S), dtype=torch.float64, device=v.device)
     for A in precision.column_chunks(S):
-        A = A * scale
-        B = torch.addmm(B, A.T, A)
-    condition = check_condition(largest_eigenvalue(lambda x: B @ x, len(S), v))
+        add_upper(B, (A * scale).T)
+    mirrored(B)
+    condition = condition_of(B)
     if condition > QR_CONDITION:
         L = factor_of_rows((A * scale for A in precision.column_chunks(S)), len(S), v)
     else:
         B.diagonal().add_(1.0)
         L = safe_cholesky(B, lambda i: precision.layout.describe(int(S[i])))
-    # ‖L⁻¹A′ᵀ‖², a sum of squares: k − tr(Ω⁻¹V) would cancel where the data say little.
-    freedom = sum(float(solve_lower(L, (A * scale).T).square().sum()) for A in precision.column_chunks(S))
+    freedom = float((1.0 - inverse_square_sums(L)).clamp(min=0.0).sum())  # k − tr(Ω⁻¹V)
+    if freedom < WEAK_DATA * len(S):  # … which cancels where the data say little; ‖L⁻¹A′ᵀ‖² does not
+        freedom = sum(float(solve_lower(L, (A * scale).T).square().sum()) for A in precision.column_chunks(S))
     return SubnetPosterior(S, v, "primal", L, None, freedom, condition)
 
 
 def _fit_dual(precision: Precision, S: Tensor) -> SubnetPosterior:
     v = precision.prior[S]
-    A = precision.columns(S) * v.rsqrt()  # (N·C, k)
-    L, freedom, condition = _factor_gram(A @ A.T)
+    A = precision.columns(S).mul_(v.rsqrt())  # (N·C, k)
+    L, freedom, condition = _factor_gram(self_product(A))
     return SubnetPosterior(S, v, "dual", L, A, freedom, condition)
 
 
@@ -131,15 +136,16 @@ def fit_full(precision: Precision) -> FullPosterior:
 
 def _factor_gram(K: Tensor) -> tuple[Tensor, float, float]:
     """(L of I + K, tr((I + K)⁻¹K), λmax of K)."""
-    condition = check_condition(largest_eigenvalue(lambda x: K @ x, len(K), K))
-    eye = torch.eye(len(K), dtype=K.dtype, device=K.device)
-    L = safe_cholesky(K + eye, lambda i: f"training row {i}")
-    inverse_half = solve_lower(L, eye)
+    condition = condition_of(K)
+    K.diagonal().add_(1.0)
+    L = safe_cholesky(K, lambda i: f"training row {i}")
     # N·C − tr M, summed as the rows' own shares, each between 0 and 1: cheap, but it cancels where the data say
     # next to nothing; then tr(L⁻¹KL⁻ᵀ), a sum of positive terms.
-    freedom = float((1.0 - inverse_half.square().sum(0)).clamp(min=0.0).sum())
+    freedom = float((1.0 - inverse_square_sums(L)).clamp(min=0.0).sum())
     if freedom < WEAK_DATA * len(K):
-        freedom = float(((inverse_half @ K) * inverse_half).sum())
+        K.diagonal().sub_(1.0)
+        half = solve_lower(L, K)
+        freedom = float((solve_lower(L, half.T.contiguous())).diagonal().sum())
     return L, freedom, condition
 
 

@@ -6,6 +6,7 @@ row chunks or blocks of the Jacobian, within a memory budget.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from .blocks import weighted
 from .jacobian import TILE_SHARE, Jacobian, block_groups, row_tiles
 from .layout import Layout
+from .linalg import mirrored
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,12 @@ class Precision:
 
     def columns(self, S: Tensor) -> Tensor:
         """A[:, S] as a whole (N·C, k)."""
-        return torch.cat(list(self.column_chunks(S)))
+        A = torch.empty(self.n_rows, len(S), dtype=torch.float64, device=self.root.device)
+        done = 0
+        for chunk in self.column_chunks(S):
+            A[done : done + len(chunk)] = chunk
+            done += len(chunk)
+        return A
 
     def gram(self) -> Tensor:
         """K = A V⁻¹ Aᵀ (N·C, N·C)."""
@@ -64,7 +71,7 @@ class Precision:
         u = weigh_rows(w, self.root)  # Aᵀw = Jᵀ(Ww)
         totals = torch.zeros(len(chosen), dtype=torch.float64, device=w.device)
         for group in block_groups(self.jacobian, other):
-            width = sum(self.layout.parameters[i].size for i in group)
+            width = sum(self.jacobian.pattern[i].width for i in group)
             step = max(1, self.memory // TILE_SHARE // (8 * width))
             for left in range(0, len(chosen), step):
                 part = slice(left, left + step)
@@ -73,7 +80,7 @@ class Precision:
 
     def _group_residual(self, other: Jacobian, chosen: Tensor, u: Tensor, group: list[int]) -> Tensor:
         pulled = [
-            torch.zeros(self.layout.parameters[i].size, u.shape[1], dtype=torch.float64, device=u.device) for i in group
+            torch.zeros(self.jacobian.pattern[i].width, u.shape[1], dtype=torch.float64, device=u.device) for i in group
         ]
         C = self.root.shape[1]
         for a, b in row_tiles(self.jacobian, self.memory, group):
@@ -82,7 +89,7 @@ class Precision:
         result = torch.zeros(len(chosen), dtype=torch.float64, device=u.device)
         for column, row in enumerate((chosen // C).tolist()):
             for total, block in zip(pulled, other.load(row, row + 1, group), strict=True):
-                residual = block.flat[int(chosen[column]) % C].double() - total[:, column]
+                residual = block.dense().flat[int(chosen[column]) % C].double() - total[:, column]
                 result[column] += (residual.square() / self.prior[block.span]).sum()
         return result
 
@@ -99,7 +106,7 @@ def squared_gradients(jacobian: Jacobian, root: Tensor | None, memory: int) -> T
 def column_chunks(jacobian: Jacobian, S: Tensor, memory: int) -> Iterator[tuple[int, Tensor]]:
     """(first row, J[rows, :, S]) in the order of S (m, C, k), reading only the blocks that hold some of S."""
     C = jacobian.outputs.shape[1]
-    places = _places(jacobian.layout, S)
+    places = _places(jacobian, S)
     which = [i for i, _, _ in places]
     for a, b in row_tiles(jacobian, memory, which, extra=16 * C * len(S)):
         J_S = torch.empty(b - a, C, len(S), dtype=torch.float64, device=jacobian.outputs.device)
@@ -113,9 +120,11 @@ def gram(left: Jacobian, right: Jacobian, prior: Tensor, memory: int) -> Tensor:
     C, device = left.outputs.shape[1], left.outputs.device
     K = torch.zeros(len(left.outputs) * C, len(right.outputs) * C, dtype=torch.float64, device=device)
     same = left is right
+    # A tile's own part of K, and what a structured block needs to make it, must fit as well.
+    most = max(1, math.isqrt(memory // TILE_SHARE // 24) // C)
     for group in block_groups(left, right):
-        columns = row_tiles(right, memory, group)
-        for a, b in row_tiles(left, memory, group):
+        columns = row_tiles(right, memory, group, most=most)
+        for a, b in row_tiles(left, memory, group, most=most):
             A = left.load(a, b, group)
             for c, d in columns:
                 if same and c < a:  # the tiles of one Jacobian lie on one grid: below the diagonal, mirrored later
@@ -123,7 +132,7 @@ def gram(left: Jacobian, right: Jacobian, prior: Tensor, memory: int) -> Tensor:
                 B = A if same and c == a else right.load(c, d, group)
                 for x, y in zip(A, B, strict=True):
                     K[a * C : b * C, c * C : d * C] += x.gram(y, prior[x.span])
-    return torch.triu(K) + torch.triu(K, 1).T if same else K
+    return mirrored(K) if same else K
 
 
 def row_norms(jacobian: Jacobian, prior: Tensor, memory: int) -> Tensor:
@@ -139,6 +148,8 @@ def row_norms(jacobian: Jacobian, prior: Tensor, memory: int) -> Tensor:
 def weigh_columns(K: Tensor, W: Tensor) -> Tensor:
     """K with its columns (n, c) turned by Wₙ: (r, N·C) → (r, N·C)."""
     N, C, _ = W.shape
+    if C == 1:
+        return K * W.reshape(1, N)
     return torch.einsum("rnc,ncd->rnd", K.reshape(-1, N, C), W).reshape(-1, N * C)
 
 
@@ -148,11 +159,18 @@ def weigh_rows(w: Tensor, W: Tensor) -> Tensor:
     return torch.einsum("ncd,ndr->ncr", W, w.reshape(N, C, -1)).reshape(N * C, -1)
 
 
-def _places(layout: Layout, S: Tensor) -> list[tuple[int, Tensor, Tensor]]:
+def _as_slice(positions: Tensor) -> slice | Tensor:
+    """Neighbours as a slice, which is quicker to fill than scattered places: S in rising order gives only such."""
+    first, last = int(positions[0]), int(positions[-1])
+    return slice(first, last + 1) if last - first + 1 == len(positions) else positions
+
+
+def _places(jacobian: Jacobian, S: Tensor) -> list[tuple[int, slice | Tensor, Tensor]]:
     """For each block that holds some of S: its number, where in S they stand, and where in the block."""
     places = []
-    for i, q in enumerate(layout.parameters):
-        positions = ((q.span.start <= S) & (q.span.stop > S)).nonzero().squeeze(1)
+    for i, block in enumerate(jacobian.pattern):
+        local = S - block.start
+        positions = ((local >= 0) & (local < block.width)).nonzero().squeeze(1)
         if len(positions):
-            places.append((i, positions, S[positions] - q.offset))
+            places.append((i, _as_slice(positions), local[positions]))
     return places

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ..catalog import LIKELIHOODS, load
-from ..core.blocks import DenseBlock
+from ..core.blocks import Block, joined, kept_bytes
 from ..core.capture import Captured
-from ..core.jacobian import HeldJacobian, Jacobian, RecomputedJacobian, StoredJacobian
+from ..core.jacobian import HeldJacobian, Jacobian, RecomputedJacobian, StoredJacobian, aligned
 from ..files.artifacts import Artifact, RowWriter, TensorPlan
 from .session import Session
 from .settings import format_bytes
@@ -22,13 +22,20 @@ CHECKPOINT_SECONDS = 5.0  # how much work a kill may cost
 
 
 def jacobian_bytes(session: Session, name: str) -> int:
-    """Size of a split's Jacobian."""
-    return len(session.split(name)) * session.n_outputs * session.layout.size * session.dtype.itemsize
+    """Size of a split's Jacobian in the form in which it is kept."""
+    return len(session.split(name)) * sum(kept_bytes(block) for block in session.capture.pattern)
 
 
-def fits_in_memory(session: Session, name: str) -> bool:
-    """Whether this Jacobian is held in memory while a command runs."""
-    return jacobian_bytes(session, name) * HELD_SHARE <= session.memory
+def settled_bytes(session: Session, name: str) -> int:
+    """Size of a split's Jacobian in the form that answers questions fastest."""
+    return len(session.split(name)) * sum(kept_bytes(block.settled()) for block in session.capture.pattern)
+
+
+def held_form(session: Session, name: str) -> Callable[[Block], Block] | None:
+    """How a split's blocks are held in memory while a command runs; None where there is no room."""
+    if settled_bytes(session, name) * HELD_SHARE <= session.memory:
+        return lambda block: block.settled()
+    return (lambda block: block) if jacobian_bytes(session, name) * HELD_SHARE <= session.memory else None
 
 
 def will_store(session: Session, name: str) -> bool:
@@ -53,28 +60,27 @@ def jacobian_of(session: Session, name: str) -> Jacobian:
 
 
 def _make(session: Session, name: str) -> Jacobian:
-    store, hold = will_store(session, name), fits_in_memory(session, name)
-    n_rows = len(session.split(name))
+    store, form = will_store(session, name), held_form(session, name)
     if not store and not session.settings.scores_only:
         session.report.note(
             f"the Jacobian of the {name} rows ({format_bytes(jacobian_bytes(session, name))}) is larger than "
             f"--max-artifact or the free disk allow: not stored, later steps compute it again"
         )
-    f = torch.empty(n_rows, session.n_outputs, dtype=torch.float64, device=session.device)
-    blocks = [_empty_block(session, n_rows, q.size, q.offset) for q in session.layout.parameters] if hold else []
-    totals = None if store or hold else Totals(session)
+    f: list[Tensor] = []
+    held: list[list[Block]] = [[] for _ in session.capture.pattern]
+    totals = None if store or form else Totals(session)
     writer = None if session.settings.scores_only else _writer(session, name, store)
     resumed = writer is not None and writer.rows_done > 0
     try:
         for start, captured in _passes(session, name, writer):
-            rows = slice(start, start + len(captured.f))
-            f[rows] = captured.f
-            for whole, part in zip(blocks, captured.blocks, strict=False):
-                whole.values[rows] = part.values
+            f.append(captured.f)
+            if form is not None and not resumed:
+                for pieces, block in zip(held, captured.blocks, strict=True):
+                    pieces.append(form(block))
             if totals is not None:
                 totals.add(captured)
             if writer is not None:
-                writer.write(start, _row_tensors(session, name, captured, rows, store))
+                writer.write(start, _row_tensors(session, name, captured, start, store))
         if writer is not None:
             writer.finish()
     finally:
@@ -84,9 +90,14 @@ def _make(session: Session, name: str) -> Jacobian:
         session.kept[f"totals-{name}"] = totals.sums
     if writer is not None:
         session.artifacts[f"jacobians-{name}"] = str(writer.path)
-    if store and (resumed or not hold):
+    if resumed or (store and form is None):
         return _reopen(session, name)
-    return HeldJacobian(session.layout, f, tuple(blocks)) if hold else _recomputed(session, name, f)
+    if form is None:
+        return _recomputed(session, name, torch.cat(f))
+    blocks = []
+    while held:  # one at a time, so that no more than one block exists twice
+        blocks.append(joined(held.pop(0)))
+    return HeldJacobian(session.layout, torch.cat(f), tuple(blocks))
 
 
 def _passes(session: Session, name: str, writer: RowWriter | None) -> Iterator[tuple[int, Captured]]:
@@ -115,21 +126,28 @@ def _writer(session: Session, name: str, store: bool) -> RowWriter:
         kind = torch.float64 if session.task == "regression" else torch.int64
         plans["targets"] = TensorPlan(kind, split.targets.shape, step)
     if store:
-        for q in session.layout.parameters:
-            plans[f"J/{q.name}"] = TensorPlan(session.dtype, (len(split), C, q.size), step)
+        for block in session.capture.pattern:
+            for key, tensor in _named_tensors(session, block).items():
+                plans[key] = TensorPlan(tensor.dtype, (len(split), *tensor.shape[1:]), step)
     meta = session.describe({}, split=name, stored=store)
     path = session.open_folder().file(f"jacobians-{name}")
     return RowWriter(path, "jacobians", meta, plans)
 
 
-def _row_tensors(session: Session, name: str, captured: Captured, rows: slice, store: bool) -> dict[str, Tensor]:
-    split = session.split(name)
+def _row_tensors(session: Session, name: str, captured: Captured, start: int, store: bool) -> dict[str, Tensor]:
+    split, rows = session.split(name), slice(start, start + len(captured.f))
     tensors = {"outputs": captured.f, "rows": torch.from_numpy(split.rows[rows])}
     if split.targets is not None:
         tensors["targets"] = torch.from_numpy(np.array(split.targets[rows]))
-    if store:
-        tensors |= {f"J/{q.name}": b.values for q, b in zip(session.layout.parameters, captured.blocks, strict=True)}
+    for block in captured.blocks if store else ():
+        tensors |= _named_tensors(session, block)
     return tensors
+
+
+def _named_tensors(session: Session, block: Block) -> dict[str, Tensor]:
+    """A block's tensors by their names in the artifact: those of its first parameter, and what they are."""
+    first = next(q.name for q in session.layout.parameters if q.offset == block.start)
+    return {f"J/{first}/{kind}": tensor for kind, tensor in block.tensors().items()}
 
 
 def _reopen(session: Session, name: str) -> Jacobian:
@@ -140,35 +158,37 @@ def _reopen(session: Session, name: str) -> Jacobian:
     if not artifact.meta["stored"]:
         return _recomputed(session, name, f)
     # Held blocks are read whole, once: no grain. Then the tiles, hence the bits, are those of a fresh pass.
-    grain = 1 if fits_in_memory(session, name) else session.capture.rows_per_pass
-    return StoredJacobian(session.layout, f, session.dtype, _block_reader(session, name, artifact), grain)
+    grain = 1 if held_form(session, name) else session.capture.rows_per_pass
+    reader = _block_reader(session, name, artifact)
+    return StoredJacobian(session.layout, f, session.capture.pattern, reader, grain)
 
 
-def _block_reader(session: Session, name: str, artifact: Artifact) -> Callable[[int, int, int], Tensor]:
-    n_rows, hold = len(session.split(name)), fits_in_memory(session, name)
-    names = [f"J/{q.name}" for q in session.layout.parameters]
-    held: dict[int, Tensor] = {}
+def _block_reader(session: Session, name: str, artifact: Artifact) -> Callable[[int, int, int], Block]:
+    n_rows, form = len(session.split(name)), held_form(session, name)
+    held: dict[int, Block] = {}
 
-    def read(block: int, start: int, stop: int) -> Tensor:
-        if not hold:
-            return artifact.rows(names[block], start, stop).to(session.device)
-        if block not in held:
-            held[block] = artifact.rows(names[block], 0, n_rows).to(session.device)
-        return held[block][start:stop]
+    def read(number: int, start: int, stop: int) -> Block:
+        if form is None:
+            return from_file(number, start, stop)
+        if number not in held:
+            # Pass by pass, as it was made: then the bits are the same, too.
+            slices = aligned(0, n_rows, session.capture.rows_per_pass, n_rows)
+            held[number] = joined([form(from_file(number, a, b)) for a, b in slices])
+        return held[number].rows(start, stop)
+
+    def from_file(number: int, start: int, stop: int) -> Block:
+        block = session.capture.pattern[number]
+        names = dict(zip(block.tensors(), _named_tensors(session, block), strict=True))
+        return block.with_tensors({k: artifact.rows(v, start, stop).to(session.device) for k, v in names.items()})
 
     return read
 
 
 def _recomputed(session: Session, name: str, f: Tensor) -> RecomputedJacobian:
-    def compute(start: int, stop: int) -> list[DenseBlock]:
+    def compute(start: int, stop: int) -> list[Block]:
         return session.capture(session.rows(name, start, stop)).blocks
 
-    return RecomputedJacobian(session.layout, f, session.dtype, compute, session.capture.rows_per_pass)
-
-
-def _empty_block(session: Session, n_rows: int, width: int, offset: int) -> DenseBlock:
-    shape = (n_rows, session.n_outputs, width)
-    return DenseBlock(offset, torch.empty(shape, dtype=session.dtype, device=session.device))
+    return RecomputedJacobian(session.layout, f, session.capture.pattern, compute, session.capture.rows_per_pass)
 
 
 class Totals:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..files.run_folder import file_stem
-from .passes import fits_in_memory, jacobian_bytes, will_store
+from .passes import held_form, jacobian_bytes, settled_bytes, will_store
 from .request import Choice, actual_k
 from .session import Session
 
@@ -61,8 +61,8 @@ def _peak(session: Session, command: str, wanted: list[Choice]) -> int:
     p, C = session.layout.size, session.n_outputs
     rows = len(session.split("train")) * C
     names = dict.fromkeys(session.split_name(name) for name in session.splits)
-    held = sum(jacobian_bytes(session, name) for name in names if fits_in_memory(session, name))
-    one_pass = session.capture.rows_per_pass * C * p * session.dtype.itemsize
+    held = sum(settled_bytes(session, name) for name in names if held_form(session, name))
+    one_pass = session.capture.rows_per_pass * sum(block.row_bytes for block in session.capture.pattern)
     largest = 0
     for choice in wanted:
         k = actual_k(choice, p) or 0

@@ -186,10 +186,8 @@ def _build(
     reader = InputReader.for_model(model, splits["train"], device)
     sample = reader(splits["train"], 0, min(SAMPLE_ROWS, len(splits["train"])))
     capture = prepare_capture(model, layout, sample, memory)
-    if not capture.batched:
-        report.note(
-            "the network cannot be differentiated in batches (torch.func.vmap); going row by row, which is slower"
-        )
+    for note in capture.notes:
+        report.note(note)
     check_targets(spec.spec.task, capture.n_outputs, splits)
     data, oracle = data_files(spec.spec.data, resolve), _oracle_files(spec, resolve)
     identity = _identity(settings, spec, network, device, data, oracle)

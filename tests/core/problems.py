@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
@@ -11,7 +12,7 @@ from cases import CASES, Case
 from torch import Tensor
 
 from sublaplace_cli.catalog import LIKELIHOODS, load
-from sublaplace_cli.core.blocks import DenseBlock
+from sublaplace_cli.core.blocks import Block, DenseBlock
 from sublaplace_cli.core.capture import Capture, prepare_capture
 from sublaplace_cli.core.forward import last_linear, row_count
 from sublaplace_cli.core.jacobian import HeldJacobian
@@ -64,7 +65,12 @@ class Problem:
 
 def dense(jacobian: HeldJacobian) -> Tensor:
     """J (N, C, p) of a Jacobian that is held in memory."""
-    return torch.cat([block.values for block in jacobian.blocks], dim=2).double()
+    return torch.cat([block.dense().values for block in jacobian.blocks], dim=2).double()
+
+
+def dtypes_kept(blocks: Iterable[Block]) -> set[torch.dtype]:
+    """Floating-point dtypes in which these blocks are kept."""
+    return {t.dtype for block in blocks for t in block.tensors().values() if t.is_floating_point()}
 
 
 def held(J: Tensor, layout: Layout | None = None, f: Tensor | None = None) -> HeldJacobian:

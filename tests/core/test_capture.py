@@ -9,7 +9,7 @@ import pytest
 import reference
 import torch
 from cases import CASES
-from core.problems import PLENTY, assert_close, capture_of
+from core.problems import PLENTY, assert_close, capture_of, dtypes_kept
 from torch import nn
 
 from sublaplace_cli.core.capture import MOST_ROWS_PER_PASS, Captured, prepare_capture
@@ -22,7 +22,7 @@ both_paths = pytest.mark.parametrize("batched", [True, False], ids=["vmap", "row
 
 
 def dense(captured: Captured) -> torch.Tensor:
-    return torch.cat([block.values for block in captured.blocks], dim=2)
+    return torch.cat([block.dense().values for block in captured.blocks], dim=2)
 
 
 def captured_rows(model: nn.Module, inputs, batched: bool | None = None, memory: int = PLENTY):
@@ -67,7 +67,7 @@ def test_float32_passes_lose_no_more_than_single_precision(case, batched):
     captured = dataclasses.replace(capture, batched=batched)(train)
     model, same_rows, *_ = case.make(torch.float64)  # drawn in float32 and widened: the same numbers
     f, J = reference.jacobian(model, same_rows, case.n_train)
-    assert dense(captured).dtype == torch.float32
+    assert dtypes_kept(captured.blocks) == {torch.float32}
     # eps is 6e-8; a gradient here is a sum of up to ~100 such products of numbers near its own size.
     assert float((captured.f - f).abs().max()) <= 1e-5 * float(f.abs().max())
     assert float((dense(captured) - J).abs().max()) <= 1e-5 * float(J.abs().max())
@@ -99,6 +99,22 @@ class Branching(nn.Module):
 
 
 class BranchingScalar(nn.Module):
+    """The same with one output, and with a parameter that has no formula."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(3, 1)
+        self.scale = nn.Parameter(torch.tensor([0.8]))
+
+    def forward(self, x):
+        if bool(x.sum() > 1e9):
+            return x[:, :1]
+        return torch.tanh(self.body(x)) * self.scale
+
+
+class BranchingLayer(nn.Module):
+    """The same with nothing but a layer that has a formula."""
+
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Linear(3, 1)
@@ -125,6 +141,17 @@ def test_a_network_that_vmap_cannot_take_is_differentiated_row_by_row(build):
     model, x = made(build), rows(8, 3)
     capture, f, J = captured_rows(model, x)
     assert not capture.batched
+    expected_f, expected_J = reference.jacobian(model, x, 8)
+    assert_close(f, expected_f, 1e-12)
+    assert_close(J, expected_J, 1e-12)
+
+
+def test_a_network_of_formulas_alone_needs_no_vmap():
+    model, x = made(BranchingLayer), rows(8, 3)
+    capture, f, J = captured_rows(model, x)
+    assert capture.batched
+    assert not capture.rest
+    assert not capture.notes
     expected_f, expected_J = reference.jacobian(model, x, 8)
     assert_close(f, expected_f, 1e-12)
     assert_close(J, expected_J, 1e-12)

@@ -132,7 +132,7 @@ def test_functional_laplace(name):
 def test_the_ridge_of_the_softmax_hessian_changes_little(name):
     """ε = 1e-6 adds at most ε·ΣJᵀJ/v to Ω, relatively to its prior: that bounds the change of the variance."""
     ours = Ours(name)
-    J = torch.cat([block.values for block in ours.rows.blocks], dim=2).flatten(0, 1)
+    J = torch.cat([block.dense().values for block in ours.rows.blocks], dim=2).flatten(0, 1)
     bound = 1e-6 * float(torch.linalg.matrix_norm(J, 2)) ** 2 / 0.7
     assert bound < 1e-2
     found, variance = ours.full_variance(), theirs(ours, laplace.FullLaplace, 0.7)

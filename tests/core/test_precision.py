@@ -16,6 +16,7 @@ from core.problems import (
     capture_of,
     case_named,
     dense,
+    dtypes_kept,
     prior_of,
     random_matrix,
     solved,
@@ -176,17 +177,25 @@ def test_answers_do_not_depend_on_the_order_of_the_training_rows(name):
     assert_same({k: t for k, t in answers(other).items() if k not in of_rows}, expected)
 
 
+def pattern_of(held: HeldJacobian) -> tuple[blocks.Block, ...]:
+    return tuple(block.rows(0, 1) for block in held.blocks)
+
+
 def stored(held: HeldJacobian) -> StoredJacobian:
-    return StoredJacobian(held.layout, held.outputs, held.dtype, lambda i, a, b: held.blocks[i].values[a:b].clone())
+    def read(i: int, start: int, stop: int) -> blocks.Block:
+        part = held.blocks[i].rows(start, stop)
+        return part.with_tensors({name: tensor.clone() for name, tensor in part.tensors().items()})
+
+    return StoredJacobian(held.layout, held.outputs, pattern_of(held), read)
 
 
 def recomputed(held: HeldJacobian, grain: int) -> RecomputedJacobian:
-    def compute(start: int, stop: int) -> list[blocks.DenseBlock]:
+    def compute(start: int, stop: int) -> list[blocks.Block]:
         assert start % grain == 0, "passes lie on one grid"
         assert stop == min(start + grain, len(held.outputs))
         return [block.rows(start, stop) for block in held.blocks]
 
-    return RecomputedJacobian(held.layout, held.outputs, held.dtype, compute, grain)
+    return RecomputedJacobian(held.layout, held.outputs, pattern_of(held), compute, grain)
 
 
 @pytest.mark.parametrize("memory", [1, 20_000, PLENTY])
@@ -204,12 +213,17 @@ def test_rows_computed_anew_by_the_network_answer_as_held_ones():
     case = case_named("conv-multiclass")
     problem = solved(case.name, "unequal")
     capture, train = capture_of(case, memory=1)
+    test = case.make()[3]
 
-    def compute(start, stop):
-        return capture(map_inputs(lambda t: t[start:stop], train)).blocks
+    def anew(inputs, outputs: torch.Tensor) -> RecomputedJacobian:
+        def compute(start: int, stop: int) -> list[blocks.Block]:
+            return capture(map_inputs(lambda t: t[start:stop], inputs)).blocks
 
-    jacobian = RecomputedJacobian(capture.layout, problem.precision.jacobian.outputs, torch.float64, compute, 5)
-    assert_same(answers(replace(problem, precision=replace(problem.precision, jacobian=jacobian))), answers(problem))
+        return RecomputedJacobian(capture.layout, outputs, capture.pattern, compute, 5)
+
+    precision = replace(problem.precision, jacobian=anew(train, problem.precision.jacobian.outputs))
+    for rows in (anew(test, problem.test.outputs), captured_to_held(capture, test)):
+        assert_same(answers(replace(problem, precision=precision, test=rows)), answers(problem))
 
 
 def test_any_slice_of_recomputed_rows_is_that_slice():
@@ -261,7 +275,7 @@ def test_captured_rows_in_float32_give_the_variances_of_float64(name):
     model, train, _, test, _ = case.make(torch.float32)
     capture = prepare_capture(model, Layout.of(model), train, PLENTY)
     rows, test_rows = (captured_to_held(capture, inputs) for inputs in (train, test))
-    assert rows.dtype == torch.float32
+    assert dtypes_kept(rows.blocks) == {torch.float32}
     precision = replace(problem.precision, jacobian=rows)
     variance = fit_full(precision).variance(test_rows, row_norms(test_rows, problem.v, PLENTY))
     exact = reference.subnet_variance(problem.J_test, problem.omega, torch.arange(problem.p))

@@ -105,10 +105,7 @@ class _Search:
 
     def _top(self, count: int) -> Tensor:
         """Positions of the largest bounds in falling order, ties to the lower index, none of them chosen."""
-        count = min(count, len(self.bounds) - len(self.chosen))
-        least = torch.topk(self.bounds, count).values[-1]
-        near = (self.bounds >= least * (1 - 1e-11)).nonzero().squeeze(1)  # rounding may reorder only these
-        return near[largest(self.bounds[near], count)]
+        return largest(self.bounds, min(count, len(self.bounds) - len(self.chosen)))
 
 
 def require_sound(values: Tensor) -> None:

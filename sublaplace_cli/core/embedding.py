@@ -1,0 +1,101 @@
+"""An embedding's table: row n touches only the entries of its own tokens, so it stays (tokens, output gradients)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .blocks import Block, DenseBlock, weighted
+
+
+@dataclass(frozen=True)
+class EmbeddingBlock:
+    """Table (n_entries × d): gradient Σₜ onehot(tokenₙₜ) ⊗ δₙₜ."""
+
+    start: int
+    n_entries: int
+    tokens: Tensor  # (m, T) int64
+    deltas: Tensor  # δ (m, C, T, d)
+
+    @property
+    def n_rows(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def width(self) -> int:
+        return self.n_entries * self.deltas.shape[3]
+
+    @property
+    def span(self) -> slice:
+        return slice(self.start, self.start + self.width)
+
+    @property
+    def row_bytes(self) -> int:
+        return 8 * self.tokens[:1].numel() + 3 * self.deltas[:1].numel() * self.deltas.element_size()
+
+    def squares(self, W: Tensor | None = None) -> Tensor:
+        delta = self.deltas.double() if W is None else weighted(self.deltas.double(), W)
+        # A token that occurs twice in a row counts once, with the sum of its gradients.
+        own = torch.einsum("nts,ncsd->nctd", _same(self.tokens, self.tokens), delta)
+        power = (delta * own).sum(1)  # (m, T, d)
+        total = torch.zeros(self.n_entries, power.shape[2], dtype=torch.float64, device=power.device)
+        return total.index_add_(0, self.tokens.flatten(), power.flatten(0, 1)).flatten().clamp_(min=0.0)
+
+    def columns(self, local: Tensor) -> Tensor:
+        d = self.deltas.shape[3]
+        entry, place = local // d, local % d
+        total = torch.zeros(self.n_rows, self.deltas.shape[1], len(local), dtype=torch.float64, device=local.device)
+        for t in range(self.tokens.shape[1]):
+            hit = (self.tokens[:, t : t + 1] == entry).double()  # (m, k)
+            total += self.deltas[:, :, t].index_select(2, place).double() * hit.unsqueeze(1)
+        return total
+
+    def gram(self, other: Block, prior: Tensor) -> Tensor:
+        if not isinstance(other, EmbeddingBlock) or not bool((prior == prior[0]).all()):
+            left = self.dense()
+            return left.gram(left if other is self else other, prior)
+        m, C, T, _ = self.deltas.shape
+        n, _, S, _ = other.deltas.shape
+        gradient = self.deltas.double().flatten(0, 2) @ other.deltas.double().flatten(0, 2).T / prior[0]
+        same = (self.tokens.flatten().unsqueeze(1) == other.tokens.flatten()).double()  # (m·T, n·S)
+        product = gradient.view(m, C, T, n, C, S) * same.view(m, 1, T, n, 1, S)
+        return product.sum(dim=(2, 5)).reshape(m * C, n * C)
+
+    def norms(self, prior: Tensor) -> Tensor:
+        if not bool((prior == prior[0]).all()):
+            return torch.cat([self.rows(i, i + 1).dense().norms(prior) for i in range(self.n_rows)])
+        delta = self.deltas.double()
+        own = torch.einsum("nts,ncsd->nctd", _same(self.tokens, self.tokens), delta)
+        return ((delta * own).sum(dim=(2, 3)) / prior[0]).flatten()
+
+    def pull(self, u: Tensor) -> Tensor:
+        m, C, T, _ = self.deltas.shape
+        delta = torch.einsum("ncr,nctd->ntdr", u.reshape(m, C, -1), self.deltas.double()).reshape(m * T, -1)
+        total = torch.zeros(self.n_entries, delta.shape[1], dtype=torch.float64, device=delta.device)
+        return total.index_add_(0, self.tokens.flatten(), delta).reshape(self.width, -1)
+
+    def rows(self, start: int, stop: int) -> EmbeddingBlock:
+        return EmbeddingBlock(self.start, self.n_entries, self.tokens[start:stop], self.deltas[start:stop])
+
+    def dense(self) -> DenseBlock:
+        m, C, _, d = self.deltas.shape
+        values = torch.zeros(m, C, self.n_entries, d, dtype=torch.float64, device=self.deltas.device)
+        places = self.tokens.reshape(m, 1, -1, 1).expand_as(self.deltas)
+        return DenseBlock(self.start, values.scatter_add_(2, places, self.deltas.double()).flatten(2))
+
+    def settled(self) -> Block:
+        return self
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"tokens": self.tokens, "deltas": self.deltas}
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> EmbeddingBlock:
+        return EmbeddingBlock(self.start, self.n_entries, tensors["tokens"], tensors["deltas"])
+
+
+def _same(left: Tensor, right: Tensor) -> Tensor:
+    """1 where two positions of a row hold the same token (m, T, T)."""
+    return (left.unsqueeze(2) == right.unsqueeze(1)).double()

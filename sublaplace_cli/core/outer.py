@@ -1,0 +1,160 @@
+"""A linear layer z = W a + b: row n of its Jacobian is Σₜ δₙₜ ⊗ [aₙₜ, 1], and stays a pair (a, δ).
+
+With one position per row every question has a closed form that never forms the product. With several (tokens)
+the sum over positions comes before any square, so a question takes the factored form where that needs fewer
+multiplications, and writes the rows out, a piece at a time, where it does not.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .blocks import STRIP, Block, DenseBlock, dense_pieces, squares_of_pieces, weighted
+
+# An elementwise product costs about as much as this many multiplications inside a GEMM.
+ELEMENTWISE = 8
+
+
+@dataclass(frozen=True)
+class OuterBlock:
+    """Weight (d_out × d_in, row-major) and, where `has_bias`, the bias right behind it."""
+
+    start: int
+    inputs: Tensor  # a (m, T, d_in)
+    deltas: Tensor  # δ (m, C, T, d_out)
+    has_bias: bool
+
+    @property
+    def n_rows(self) -> int:
+        return self.inputs.shape[0]
+
+    @property
+    def n_weights(self) -> int:
+        return self.deltas.shape[3] * self.inputs.shape[2]
+
+    @property
+    def width(self) -> int:
+        return self.n_weights + (self.deltas.shape[3] if self.has_bias else 0)
+
+    @property
+    def span(self) -> slice:
+        return slice(self.start, self.start + self.width)
+
+    @property
+    def row_bytes(self) -> int:
+        kept = 3 * (self.inputs[:1].numel() + self.deltas[:1].numel())  # as they are, and in float64
+        written_out = self.deltas.shape[1] * self.width if self.positions > 1 else 0
+        return self.inputs.element_size() * (kept + written_out)
+
+    @property
+    def positions(self) -> int:
+        return self.inputs.shape[1]
+
+    def squares(self, W: Tensor | None = None) -> Tensor:
+        if self.positions > 1:
+            return squares_of_pieces(self, self.deltas.shape[1], W)
+        delta = self.deltas[:, :, 0].double()  # (m, C, d_out)
+        power = (delta if W is None else weighted(delta, W)).square().sum(1)  # (m, d_out)
+        weight = power.T @ self.inputs[:, 0].double().square()  # (d_out, d_in)
+        return torch.cat([weight.flatten(), power.sum(0)]) if self.has_bias else weight.flatten()
+
+    def columns(self, local: Tensor) -> Tensor:
+        if self.positions > 1 and ELEMENTWISE * len(local) > self.n_weights:
+            return torch.cat([piece.columns(local) for piece in dense_pieces(self, self.deltas.shape[1])])
+        is_weight = local < self.n_weights
+        d_in = self.inputs.shape[2]
+        out = torch.where(is_weight, local // d_in, local - self.n_weights)
+        into = torch.where(is_weight, local % d_in, d_in)  # the bias sees a constant 1, behind the inputs
+        parts = (self._columns_at(t, into, out) for t in range(self.positions))
+        return functools.reduce(torch.Tensor.add_, parts)
+
+    def _columns_at(self, t: int, into: Tensor, out: Tensor) -> Tensor:
+        a = torch.nn.functional.pad(self.inputs[:, t], (0, 1), value=1.0)  # (m, d_in + 1)
+        picked = a.index_select(1, into).double().unsqueeze(1)  # (m, 1, k)
+        return self.deltas[:, :, t].index_select(2, out) * picked  # (m, C, k), float64 by the second factor
+
+    def gram(self, other: Block, prior: Tensor) -> Tensor:
+        v_weight, v_bias = self._priors(prior)
+        if not isinstance(other, OuterBlock) or v_weight is None or not self._factored_is_cheaper(other.positions):
+            left = self.dense()
+            return left.gram(left if other is self else other, prior)
+        if self.positions == other.positions == self.deltas.shape[1] == 1:
+            return self._plain_gram(other, v_weight, v_bias)
+        m, C, T, _ = self.deltas.shape
+        n, _, S, _ = other.deltas.shape
+        kernel = self.inputs.double().flatten(0, 1) @ other.inputs.double().flatten(0, 1).T / v_weight  # (m·T, n·S)
+        if v_bias is not None:
+            kernel += 1 / v_bias
+        gradient = self.deltas.double().flatten(0, 2) @ other.deltas.double().flatten(0, 2).T  # (m·C·T, n·C·S)
+        product = gradient.view(m, C, T, n, C, S) * kernel.view(m, 1, T, n, 1, S)
+        return product.sum(dim=(2, 5)).reshape(m * C, n * C)
+
+    def _plain_gram(self, other: OuterBlock, v_weight: float, v_bias: float | None) -> Tensor:
+        """(a·a′/v_W + 1/v_b)(δ·δ′) for one position and one output, in strips that stay in the cache."""
+        a, delta = self.inputs[:, 0].double() / v_weight, self.deltas[:, 0, 0].double()
+        b, epsilon = other.inputs[:, 0].double().T, other.deltas[:, 0, 0].double().T
+        total = torch.empty(len(a), b.shape[1], dtype=torch.float64, device=a.device)
+        for top in range(0, len(a), STRIP):
+            rows, columns = slice(top, top + STRIP), slice(top if other is self else 0, None)
+            kernel = a[rows] @ b[:, columns]
+            if v_bias is not None:
+                kernel += 1 / v_bias
+            torch.mul(kernel, delta[rows] @ epsilon[:, columns], out=total[rows, columns])
+        return total
+
+    def _factored_is_cheaper(self, other_positions: int) -> bool:
+        d_out, d_in = self.deltas.shape[3], self.inputs.shape[2]
+        return self.positions * other_positions * (d_in + d_out) <= d_in * d_out or self.positions == 1
+
+    def norms(self, prior: Tensor) -> Tensor:
+        v_weight, v_bias = self._priors(prior)
+        if v_weight is None or self.positions * (self.inputs.shape[2] + self.deltas.shape[3]) > self.n_weights:
+            return torch.cat([piece.norms(prior) for piece in dense_pieces(self, self.deltas.shape[1])])
+        a, delta = self.inputs.double(), self.deltas.double()
+        if self.positions == 1:
+            length = a.square().sum(dim=(1, 2)) / v_weight + (0 if v_bias is None else 1 / v_bias)
+            return (length.unsqueeze(1) * delta.square().sum(dim=(2, 3))).flatten()
+        kernel = torch.einsum("nti,nsi->nts", a, a) / v_weight
+        if v_bias is not None:
+            kernel = kernel + 1 / v_bias
+        return torch.einsum("ncto,ncso,nts->nc", delta, delta, kernel).flatten()
+
+    def pull(self, u: Tensor) -> Tensor:
+        m, C = self.deltas.shape[:2]
+        delta = torch.einsum("ncr,ncto->ntro", u.reshape(m, C, -1), self.deltas.double())  # (m, T, r, d_out)
+        weight = delta.flatten(0, 1).flatten(1).T @ self.inputs.double().flatten(0, 1)  # (r·d_out, d_in)
+        weight = weight.reshape(-1, self.n_weights)  # (r, d_out·d_in)
+        return torch.cat([weight, delta.sum(dim=(0, 1))], dim=1).T if self.has_bias else weight.T
+
+    def rows(self, start: int, stop: int) -> OuterBlock:
+        return OuterBlock(self.start, self.inputs[start:stop], self.deltas[start:stop], self.has_bias)
+
+    def dense(self) -> DenseBlock:
+        deltas = self.deltas.double()
+        weight = torch.einsum("ncto,nti->ncoi", deltas, self.inputs.double()).flatten(2)
+        values = torch.cat([weight, deltas.sum(2)], dim=2) if self.has_bias else weight
+        return DenseBlock(self.start, values)
+
+    def settled(self) -> Block:
+        return self if self.positions == 1 else self.dense().rounded(self.inputs.dtype)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"inputs": self.inputs, "deltas": self.deltas}
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> OuterBlock:
+        return OuterBlock(self.start, tensors["inputs"], tensors["deltas"], self.has_bias)
+
+    def _priors(self, prior: Tensor) -> tuple[float | None, float | None]:
+        """(v of the weight, v of the bias) where each has one; None for a weight whose prior varies inside it."""
+        weight = prior[: self.n_weights]
+        if not bool((weight == weight[0]).all()):
+            return None, None
+        if not self.has_bias:
+            return float(weight[0]), None
+        bias = prior[self.n_weights :]
+        return (float(weight[0]), float(bias[0])) if bool((bias == bias[0]).all()) else (None, None)

@@ -1,0 +1,259 @@
+"""Every number of the core on the second device and on the CPU; prints their differences as JSON.
+
+    python tests/device/check_core.py [CASE …]
+
+In a process of its own, because registering a device is for good.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "device")]
+
+import torch  # noqa: E402
+from cases import CASES, Case  # noqa: E402
+from second_device import DeviceTensor, MixedDevicesError, SecondDevice, install  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+from sublaplace_cli.catalog import LIKELIHOODS, METHODS, load  # noqa: E402
+from sublaplace_cli.core.capture import Capture, prepare_capture  # noqa: E402
+from sublaplace_cli.core.forward import Inputs, last_linear, map_inputs, row_count  # noqa: E402
+from sublaplace_cli.core.jacobian import HeldJacobian, Jacobian, RecomputedJacobian  # noqa: E402
+from sublaplace_cli.core.layout import Layout  # noqa: E402
+from sublaplace_cli.core.linalg import QR_CONDITION  # noqa: E402
+from sublaplace_cli.core.metrics import Predictive, score  # noqa: E402
+from sublaplace_cli.core.posterior import (  # noqa: E402
+    diagonal_freedom,
+    diagonal_variance,
+    fit_full,
+    fit_subnet,
+    subnet_variance,
+)
+from sublaplace_cli.core.precision import Precision, row_norms, squared_gradients  # noqa: E402
+from sublaplace_cli.core.selectors import SelectionProblem, checked  # noqa: E402
+from sublaplace_cli.core.selectors.baselines import by_name  # noqa: E402
+from sublaplace_cli.core.theorem import require_not_larger  # noqa: E402
+
+CPU = torch.device("cpu")
+MEMORY = 2**21  # little enough for several tiles of rows, enough for the matrices
+TINY_PRIOR = 1e-9  # takes the fits to QR and the variances to the residual form
+
+
+class Tokens(nn.Module):
+    """Layers with several positions a row, and one of every kind that has a formula; nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(13, 6, padding_idx=0)
+        self.norm = nn.LayerNorm(6)
+        self.wide = nn.Linear(6, 40)
+        self.conv = nn.Conv1d(40, 8, 3, padding=1, groups=2)
+        self.groups = nn.GroupNorm(2, 8)
+        self.batch = nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = torch.tanh(self.wide(self.norm(self.embed(tokens))))
+        h = self.groups(self.conv(h.transpose(1, 2)))
+        return self.head(torch.relu(self.batch(h.mean(2))))
+
+
+TOKENS = Case("tokens", "regression", Tokens, lambda n: torch.randint(0, 13, (n, 5)), n_outputs=2)
+
+
+class Numbers(dict[str, Tensor]):
+    """What was computed, by name; all of it must lie on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def put(self, name: str, value: Tensor | float | None) -> None:
+        if isinstance(value, Tensor):
+            assert value.device.type == self.device.type, f"{name} lies on {value.device}"
+            assert isinstance(value, DeviceTensor) == (self.device.type != "cpu"), name
+        self[name] = torch.as_tensor(math.nan if value is None else value).cpu().double()
+
+
+def numbers(case: Case, device: torch.device, prior: str) -> Numbers:
+    """All that the core computes for one case."""
+    model, train, y, test, y_test = case.make()
+    model, y, y_test = model.to(device), y.to(device), y_test.to(device)
+    train, test = (map_inputs(lambda t: t.to(device), rows) for rows in (train, test))
+    layout = Layout.of(model)
+    capture = prepare_capture(model, layout, train, MEMORY)
+    found = Numbers(device)
+    found.put("layers with a formula", float(len(capture.layers)))
+    found.put("batched", float(capture.batched))
+    for name, rows in (("train", train), ("test", test)):
+        captured = capture(rows)
+        found.put(f"outputs {name}", captured.f)
+        for block in captured.blocks:
+            for key, tensor in block.tensors().items():
+                found.put(f"block {block.start} {key} {name}", tensor)
+            found.put(f"block {block.start} dense {name}", block.dense().values)
+    v = prior_of(prior, layout.size).to(device)
+    sigma2 = 0.3 if case.task == "regression" else 1.0
+    root = load(LIKELIHOODS[case.task])
+    S = torch.randperm(layout.size, generator=torch.Generator().manual_seed(1))[: layout.size // 2].to(device)
+    for form, make in {"kept": kept, "settled": settled, "recomputed": recomputed}.items():
+        held, held_test = make(capture, train), make(capture, test)
+        precision = Precision(held, root(held.outputs, sigma2), v, MEMORY)
+        _questions(found, f"{form} ", precision, held_test, S)
+        if form == "kept":
+            names = tuple(last_linear(model, train))
+            _selectors(found, precision, layout.flatten(model), names)
+            _posteriors(found, case.task, sigma2, precision, held_test, S, y_test)
+    return found
+
+
+def _questions(found: Numbers, form: str, precision: Precision, test: Jacobian, S: Tensor) -> None:
+    found.put(form + "root", precision.root)
+    found.put(form + "data diagonal", precision.data_diagonal())
+    found.put(form + "unweighted", squared_gradients(precision.jacobian, None, MEMORY))
+    found.put(form + "columns", precision.columns(S))
+    found.put(form + "gram", precision.gram())
+    cross = precision.cross_gram(test)
+    found.put(form + "cross gram", cross)
+    found.put(form + "norms", row_norms(test, precision.prior, MEMORY))
+    chosen = torch.arange(0, cross.shape[1], 2, device=cross.device)
+    found.put(form + "residual norms", precision.residual_norms(test, chosen, cross[:, chosen]))
+
+
+def _selectors(found: Numbers, precision: Precision, theta: Tensor, names: tuple[str, ...]) -> None:
+    diagonal = precision.data_diagonal()
+    p = precision.layout.size
+    for pool in ("all", "2k"):
+        problem = SelectionProblem(precision, diagonal, diagonal, theta, names, seed=5, pool=pool)
+        selections = {name: (method.entry, p // 3) for name, method in METHODS.items() if method.entry is not None}
+        answers = {name: load(entry)(problem, k) for name, (entry, k) in selections.items()}
+        answers["names:*"] = by_name(problem, "*")
+        answers["greedy, few"] = load(METHODS["greedy"].entry)(problem, 3)
+        for name, selection in answers.items():
+            found.put(f"{name} {pool} indices", checked(selection.indices, p, name))
+            found.put(f"{name} {pool} values", selection.values)
+
+
+def _posteriors(
+    found: Numbers, task: str, sigma2: float, precision: Precision, test: Jacobian, S: Tensor, y: Tensor
+) -> None:
+    norms = row_norms(test, precision.prior, MEMORY)
+    full = fit_full(precision)
+    variance = {"full": full.variance(test, norms)}
+    found.put("full freedom", full.freedom)
+    found.put("full condition", full.condition)
+    for form in ("primal", "dual"):
+        subnet = fit_subnet(precision, S, form)
+        variance[form] = subnet_variance(subnet, test, MEMORY)
+        found.put(f"{form} freedom", subnet.freedom)
+        found.put(f"{form} factor", subnet.factor)
+        require_not_larger(variance[form], variance["full"], norms, form, "full")
+    if float(precision.prior[0]) == TINY_PRIOR:
+        assert full.condition > QR_CONDITION, "this prior is there to reach the careful forms"
+    diagonal = precision.data_diagonal()
+    variance["diagonal"] = diagonal_variance(precision, diagonal, test)
+    found.put("diagonal freedom", diagonal_freedom(precision, diagonal))
+    known = Predictive(
+        task, test.outputs, sigma2 if task == "regression" else None, y, test.outputs + 0.1, variance["full"].sqrt()
+    )
+    for name, values in variance.items():
+        found.put(f"{name} variance", values)
+        for metric, number in score(values.clamp(min=0).sqrt(), known).values.items():
+            found.put(f"{name} {metric}", number)
+
+
+def kept(capture: Capture, rows: Inputs) -> HeldJacobian:
+    captured = capture(rows)
+    return HeldJacobian(capture.layout, captured.f, tuple(captured.blocks))
+
+
+def settled(capture: Capture, rows: Inputs) -> HeldJacobian:
+    captured = capture(rows)
+    return HeldJacobian(capture.layout, captured.f, tuple(block.settled() for block in captured.blocks))
+
+
+def recomputed(capture: Capture, rows: Inputs) -> RecomputedJacobian:
+    def compute(start: int, stop: int) -> list:
+        return capture(map_inputs(lambda t: t[start:stop], rows)).blocks
+
+    grain = row_count(rows) // 2
+    return RecomputedJacobian(capture.layout, capture(rows).f, capture.pattern, compute, grain)
+
+
+def prior_of(kind: str, p: int) -> Tensor:
+    if kind == "unequal":
+        return torch.linspace(0.2, 3.0, p, dtype=torch.float64)
+    return torch.full((p,), 0.7 if kind == "equal" else TINY_PRIOR, dtype=torch.float64)
+
+
+def difference(found: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest value; infinite where shapes or gaps differ."""
+    if found.shape != expected.shape or not torch.equal(found.isnan(), expected.isnan()):
+        return math.inf
+    if not expected.numel():
+        return 0.0
+    error, scale = (found - expected).abs().nan_to_num().max(), expected.abs().nan_to_num().max()
+    return float(error / scale) if float(error) else 0.0
+
+
+def refusals(device: torch.device) -> dict[str, bool]:
+    """Whether each of these mistakes is noticed."""
+    model, train, *_ = next(case for case in CASES if case.name == "mlp").make()
+    capture = prepare_capture(model.to(device), Layout.of(model), train.to(device), MEMORY)
+    held = kept(capture, train.to(device))
+    p, x = capture.layout.size, held.outputs
+    root = load(LIKELIHOODS["regression"])
+    v, S = prior_of("unequal", p), torch.arange(p)
+    good = Precision(held, root(x, 1.0), v.to(device), MEMORY)
+    wrong_root = Precision(held, root(x.cpu(), 1.0), v.to(device), MEMORY)
+    mistakes: dict[str, Callable[[], object]] = {
+        "sum": lambda: x + torch.ones(x.shape),
+        "zeros on the CPU": lambda: x[:3, 0] * torch.zeros(3),
+        "in place": lambda: x.clone().add_(torch.ones(x.shape)),
+        "sum into the CPU": lambda: torch.zeros(x.shape).add_(x),
+        "concatenation": lambda: torch.cat([x, torch.zeros(1, 1, dtype=torch.float64)]),
+        "values of an assignment": lambda: x.clone().index_put_((torch.arange(3),), torch.zeros(3, 1).double()),
+        "indexing the CPU": lambda: torch.zeros(30)[torch.arange(3).to(device)],
+        "prior on the CPU": Precision(held, good.root, v, MEMORY).gram,
+        "root on the CPU": wrong_root.data_diagonal,
+        "indices on the CPU": lambda: good.columns(S),
+        "rows on the CPU": lambda: capture(train),
+    }
+    return {name: _raises(mistake) for name, mistake in mistakes.items()}
+
+
+def _raises(mistake: Callable[[], object]) -> bool:
+    try:
+        mistake()
+    except MixedDevicesError:
+        return True
+    return False
+
+
+def main(names: list[str]) -> None:
+    torch.set_num_threads(1)
+    device = install()
+    differences: dict[str, dict[str, float]] = {}
+    on_cpu: set[str] = set()
+    for case in [*CASES, TOKENS]:
+        for prior in ("equal", "unequal", "tiny") if not names or case.name in names else ():
+            expected = numbers(case, CPU, prior)
+            with SecondDevice() as mode:
+                found = numbers(case, device, prior)
+            on_cpu |= set(mode.on_cpu)
+            assert found.keys() == expected.keys()
+            differences[f"{case.name}, {prior}"] = {key: difference(found[key], expected[key]) for key in expected}
+    with SecondDevice():
+        noticed = refusals(device)
+    result = {"differences": differences, "on_cpu": sorted(on_cpu), "noticed": noticed}
+    print(json.dumps(result))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

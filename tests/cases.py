@@ -67,11 +67,48 @@ class TwoInputs(nn.Module):
         return self.out(torch.tanh(self.left(inputs["a"]) + self.right(inputs["b"])))
 
 
+class GroupedConv(nn.Module):
+    """Grouped and dilated convolutions over time, with GroupNorm; the first has a stride that leaves a place over."""
+
+    def __init__(self, out: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv1d(2, 4, 3, stride=2, padding=1, groups=2)
+        self.norm = nn.GroupNorm(2, 4)
+        self.conv2 = nn.Conv1d(4, 4, 2, dilation=2, groups=4, bias=False)
+        self.linear = nn.Linear(4, out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(torch.tanh(self.conv2(torch.relu(self.norm(self.conv1(x))))).mean(2))
+
+
+class TokenBlock(nn.Module):
+    """Tokens, one of them padding, mixed by their mean; LayerNorm and an MLP at each; the table is also the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 4, padding_idx=0)
+        self.mix = nn.Linear(4, 4, bias=False)
+        self.norm = nn.LayerNorm(4)
+        self.up, self.down = nn.Linear(4, 6), nn.Linear(6, 4)
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.embed(tokens)
+        h = h + torch.tanh(self.mix(h)).mean(1, keepdim=True)
+        h = h + self.down(torch.nn.functional.gelu(self.up(self.norm(h))))
+        return self.head(h.mean(1))
+
+
 def _mlp(sizes: list[int], act: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
     layers: list[nn.Module] = []
     for a, b in pairwise(sizes):
         layers += [nn.Linear(a, b), act()]
     return nn.Sequential(*layers[:-1])
+
+
+def _positions() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), nn.Tanh(), nn.Flatten(), nn.Linear(9, 2))
 
 
 def _frozen() -> nn.Module:
@@ -124,6 +161,14 @@ def _images(n: int) -> Tensor:
     return torch.randn(n, 2, 5, 5)
 
 
+def _series(n: int) -> Tensor:
+    return torch.randn(n, 2, 10)
+
+
+def _few_tokens(n: int) -> Tensor:
+    return torch.randint(0, 5, (n, 4))
+
+
 def _tokens(n: int) -> Tensor:
     return torch.randint(0, 11, (n, 6))
 
@@ -140,4 +185,7 @@ CASES = [
     Case("tied", "regression", Tied, lambda n: torch.randn(n, 5)),
     Case("frozen", "binary", _frozen, lambda n: torch.randn(n, 4)),
     Case("two-inputs", "regression", TwoInputs, lambda n: {"a": torch.randn(n, 3), "b": torch.randn(n, 2)}),
+    Case("grouped-conv", "binary", lambda: GroupedConv(1), _series),
+    Case("token-block", "multiclass", TokenBlock, _few_tokens, n_outputs=5),
+    Case("mlp-over-positions", "regression", _positions, lambda n: torch.randn(n, 3, 4), n_outputs=2),
 ]

@@ -16,13 +16,13 @@ from ..errors import NumericsError
 from .blocks import Block, DenseBlock, kept_bytes
 from .checks import non_finite_outputs, require_sound_network
 from .forward import Inputs, activation_count, map_inputs, outputs
-from .general import Gradients, batched_jacobian, rowwise_jacobian
+from .general import Gradients, batched_jacobian, rowwise_jacobian, summed_gradients
 from .layout import Layout, Parameter
 from .structure import Layer, layer_blocks, recognise
 
 # Working memory of one pass, and its rows: more gain no speed. Fixed numbers keep the bits independent of how
 # much memory happens to be free, as long as there is enough.
-PASS_BYTES = 512 * 2**20
+PASS_BYTES = 256 * 2**20
 MOST_ROWS_PER_PASS = 1024
 CHECKED_ROWS = 2  # rows on which the formulas are compared with plain autograd
 
@@ -72,7 +72,8 @@ class Capture:
             raise NumericsError(non_finite_outputs(self.model, f, inputs))
         for block in blocks:
             for values in block.tensors().values():
-                if not bool(torch.isfinite(values).all()):
+                # A sum is finite only if all of it is, and quicker to look at.
+                if not bool(torch.isfinite(values.sum())) and not bool(torch.isfinite(values).all()):
                     row = int((~torch.isfinite(values.flatten(1)).all(1)).nonzero()[0])
                     name = self._name_at(block.start)
                     raise NumericsError(
@@ -89,7 +90,7 @@ def prepare_capture(model: nn.Module, layout: Layout, sample: Inputs, memory: in
     f = require_sound_network(model, sample)
     C = f.shape[1]
     few = map_inputs(lambda t: t[:CHECKED_ROWS], sample)
-    layers, notes = _trusted_layers(model, layout, C, few)
+    layers, notes = _trusted_layers(model, layout, C, sample)
     covered = {name for layer in layers for name in layer.parameters}
     rest = tuple(q for q in layout.parameters if q.name not in covered)
     capture = Capture(model, layout, C, tuple(layers), rest, notes=tuple(notes))
@@ -101,17 +102,23 @@ def prepare_capture(model: nn.Module, layout: Layout, sample: Inputs, memory: in
     return replace(capture, rows_per_pass=_rows_per_pass(capture, one, memory))
 
 
-def _trusted_layers(model: nn.Module, layout: Layout, C: int, few: Inputs) -> tuple[list[Layer], list[str]]:
-    """The layers whose formula gives what plain autograd gives, and a note on each that did not."""
-    layers, notes = recognise(model, layout, few), []
+def _trusted_layers(model: nn.Module, layout: Layout, C: int, sample: Inputs) -> tuple[list[Layer], list[str]]:
+    """The layers whose formula gives what plain autograd gives, and a note on each that did not.
+
+    Row by row for a few rows, and in sum over all rows of the sample: a weight that is used once more, for some
+    rows only, shows there.
+    """
+    layers, notes = recognise(model, layout, sample), []
     if not layers:
         return [], []
+    few = map_inputs(lambda t: t[:CHECKED_ROWS], sample)
     names = [name for layer in layers for name in layer.parameters]
     _, truth = rowwise_jacobian(model, names, C, few)
-    _, blocks = layer_blocks(model, layers, C, few)
-    found = _by_parameter(blocks, layout)
+    found = _by_parameter(layer_blocks(model, layers, C, few)[1], layout)
+    total_truth = summed_gradients(model, names, sample)
+    totals = _by_parameter(layer_blocks(model, layers, C, sample)[1], layout)
     for layer in list(layers):
-        wrong = [name for name in layer.parameters if not _agree(found.get(name), truth[name])]
+        wrong = _wrong(layer, found, truth) or _wrong(layer, {n: t.sum((0, 1)) for n, t in totals.items()}, total_truth)
         if wrong:
             layers.remove(layer)
             notes.append(
@@ -119,6 +126,17 @@ def _trusted_layers(model: nn.Module, layout: Layout, C: int, few: Inputs) -> tu
                 "used elsewhere too?); it takes the general path"
             )
     return layers, notes
+
+
+def _wrong(layer: Layer, found: dict[str, Tensor], truth: Gradients) -> list[str]:
+    """Parameters of a layer whose gradients differ by more than rounding, judged by the size of the layer's own."""
+    size = max(float(truth[name].abs().max()) for name in layer.parameters)
+    tolerance = (1e-3 if truth[layer.parameters[0]].dtype != torch.float64 else 1e-9) * size
+    return [
+        name
+        for name in layer.parameters
+        if name not in found or float((found[name] - truth[name].reshape(found[name].shape)).abs().max()) > tolerance
+    ]
 
 
 def _by_parameter(blocks: Sequence[Block], layout: Layout) -> dict[str, Tensor]:
@@ -129,14 +147,6 @@ def _by_parameter(blocks: Sequence[Block], layout: Layout) -> dict[str, Tensor]:
             if block.start <= q.offset and q.span.stop <= block.span.stop:
                 found[q.name] = block.values[:, :, q.offset - block.start : q.span.stop - block.start]
     return found
-
-
-def _agree(found: Tensor | None, truth: Tensor) -> bool:
-    if found is None:
-        return False
-    truth = truth.reshape(found.shape)
-    tolerance = (1e-3 if truth.dtype != torch.float64 else 1e-9) * truth.abs().max()
-    return bool(((found - truth).abs() <= tolerance).all())
 
 
 def _batches(capture: Capture, few: Inputs) -> bool:

@@ -49,8 +49,18 @@ def outputs(model: nn.Module, inputs: Inputs, state: State | None = None) -> Ten
     """f (rows, C) of a batch, with `state` in place of the model's own tensors where given."""
     # Copies: a network may work in place, and the rows are needed again.
     args, kwargs = arguments(model, map_inputs(torch.clone, inputs))
-    raw = model(*args, **kwargs) if state is None else functional_call(model, dict(state), args, kwargs)
+    raw = model(*args, **kwargs) if state is None else _call_with(model, state, args, kwargs)
     return as_matrix(raw, row_count(inputs))
+
+
+def _call_with(model: nn.Module, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    own = [(module, name, t) for module in model.modules() for name, t in module._parameters.items()]
+    try:
+        return functional_call(model, dict(state), args, kwargs)
+    finally:
+        # A module that is reachable by two names gets the wrong tensor back from functional_call.
+        for module, name, tensor in own:
+            module._parameters[name] = tensor
 
 
 def as_matrix(raw: Any, n_rows: int) -> Tensor:

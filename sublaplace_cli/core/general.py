@@ -35,14 +35,26 @@ def rowwise_jacobian(model: nn.Module, names: Sequence[str], C: int, inputs: Inp
     with torch.enable_grad():
         for i in range(row_count(inputs)):
             f = outputs(model, map_inputs(lambda t: t[i : i + 1], inputs), {**fixed, **leaves})[0]  # noqa: B023
-            each = [
-                torch.autograd.grad(f[c], list(leaves.values()), retain_graph=True, materialize_grads=True)
-                for c in range(C)
-            ]
+            each = [_gradients(f[c], list(leaves.values())) for c in range(C)]
             f_rows.append(f.detach())
             J_rows.append([torch.stack(tensors) for tensors in zip(*each, strict=True)])
     J = {name: torch.stack(rows) for name, rows in zip(leaves, zip(*J_rows, strict=True), strict=True)}
     return torch.stack(f_rows), J
+
+
+def summed_gradients(model: nn.Module, names: Sequence[str], inputs: Inputs) -> Gradients:
+    """Gradients of the sum over all rows and outputs, by one backward pass through the whole batch."""
+    wanted, fixed = _split_state(model, names)
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in wanted.items()}
+    with torch.enable_grad():
+        total = outputs(model, inputs, {**fixed, **leaves}).sum()
+    return dict(zip(leaves, _gradients(total, list(leaves.values())), strict=True))
+
+
+def _gradients(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    if not value.requires_grad:  # none of them has a part in it
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    return list(torch.autograd.grad(value, leaves, retain_graph=True, materialize_grads=True))
 
 
 def _split_state(model: nn.Module, names: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -137,13 +137,14 @@ def fit_full(precision: Precision) -> FullPosterior:
 def _factor_gram(K: Tensor) -> tuple[Tensor, float, float]:
     """(L of I + K, tr((I + K)⁻¹K), λmax of K)."""
     condition = condition_of(K)
+    diagonal = K.diagonal().clone()
     K.diagonal().add_(1.0)
     L = safe_cholesky(K, lambda i: f"training row {i}")
     # N·C − tr M, summed as the rows' own shares, each between 0 and 1: cheap, but it cancels where the data say
     # next to nothing; then tr(L⁻¹KL⁻ᵀ), a sum of positive terms.
     freedom = float((1.0 - inverse_square_sums(L)).clamp(min=0.0).sum())
     if freedom < WEAK_DATA * len(K):
-        K.diagonal().sub_(1.0)
+        K.diagonal().copy_(diagonal)
         half = solve_lower(L, K)
         freedom = float((solve_lower(L, half.T.contiguous())).diagonal().sum())
     return L, freedom, condition

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import RunError
 from .blocks import Block
 from .forward import Inputs, outputs, row_count
 from .layers import Formula, Spans, formula_of
@@ -85,6 +86,7 @@ def layer_blocks(
     """(f (m, C), blocks of all these layers) of a batch: one forward, one backward per output."""
     with torch.enable_grad(), _listening(layers) as calls:
         f = outputs(model, inputs)
+    _require_same_way(layers, calls, row_count(inputs))
     probes = [call.out for call in calls]
     each = []  # by output, the gradients of all layers
     for c in range(n_outputs):
@@ -92,9 +94,24 @@ def layer_blocks(
         each.append(torch.autograd.grad(f[:, c].sum(), probes, retain_graph=not last, materialize_grads=True))
     blocks: list[Block] = []
     for i, call in enumerate(calls):
-        deltas = torch.stack([gradients[i] for gradients in each], dim=1)  # (m, C, …)
+        of_layer = [gradients[i] for gradients in each]
+        deltas = of_layer[0].unsqueeze(1) if n_outputs == 1 else torch.stack(of_layer, dim=1)  # (m, C, …)
         blocks += call.layer.formula(call.layer.module, call.layer.spans, call.a, deltas)
     return f.detach(), blocks
+
+
+def _require_same_way(layers: Sequence[Layer], calls: Sequence[_Call], rows: int) -> None:
+    """Every layer once, on all rows, as in the sample that the formulas were checked on."""
+    ran = Counter(call.layer.name for call in calls)
+    for layer in layers:
+        seen = [len(call.a) for call in calls if call.layer.name == layer.name]
+        if ran[layer.name] != 1 or seen != [rows]:
+            raise RunError(
+                f"layer '{layer.name}' ran {ran[layer.name]} times, on {seen} of {rows} rows; on the rows that were "
+                "checked first it ran once on all of them",
+                hint="a network that treats some rows in another way cannot be differentiated in batches: write it "
+                "so that every row takes the same layers",
+            )
 
 
 @contextmanager
@@ -108,7 +125,9 @@ def _listening(layers: Sequence[Layer]) -> Iterator[list[_Call]]:
         return out.clone() if layer.copy_output else out
 
     hooks = [
-        layer.module.register_forward_hook(lambda _m, args, out, layer=layer: keep(layer, args, out))
+        layer.module.register_forward_hook(
+            lambda _m, args, named, out, layer=layer: keep(layer, (*args, *named.values()), out), with_kwargs=True
+        )
         for layer in layers
     ]
     try:

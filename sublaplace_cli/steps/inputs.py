@@ -57,6 +57,16 @@ class InputReader:
             return tuple(self._tensor(array) for array in raw)
         return self._tensor(raw)
 
+    def spread(self, split: Split, count: int) -> Inputs:
+        """About this many rows, evenly spread over the split."""
+        step = max(1, len(split) // count)
+        rows = [self(split, i, i + 1) for i in range(0, len(split), step)][:count]
+        if isinstance(rows[0], dict):
+            return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}  # type: ignore[index,call-overload]
+        if isinstance(rows[0], tuple):
+            return tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
+        return torch.cat(rows)  # type: ignore[arg-type]
+
     def outputs(self, model: nn.Module, split: Split) -> Tensor:
         """f of all rows of a split (N, C) float64, by plain forward passes."""
         starts = range(0, len(split), ROWS_PER_FORWARD)

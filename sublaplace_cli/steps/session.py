@@ -27,7 +27,7 @@ from ..files.spec import LoadedSpec, find_spec, load_spec
 from .inputs import InputReader, check_targets, prior_vector
 from .settings import Reporter, Settings, parse_bytes
 
-SAMPLE_ROWS = 4  # rows on which the network is checked before the work starts
+SAMPLE_ROWS = 16  # rows, spread over the data, on which the network is checked before the work starts
 
 
 @dataclass
@@ -184,7 +184,7 @@ def _build(
     layout = Layout.of(model)
     splits = _load_splits(spec, needs, resolve, memory)
     reader = InputReader.for_model(model, splits["train"], device)
-    sample = reader(splits["train"], 0, min(SAMPLE_ROWS, len(splits["train"])))
+    sample = reader.spread(splits["train"], SAMPLE_ROWS)
     capture = prepare_capture(model, layout, sample, memory)
     for note in capture.notes:
         report.note(note)

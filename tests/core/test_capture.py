@@ -14,6 +14,7 @@ from torch import nn
 
 from sublaplace_cli.core.capture import MOST_ROWS_PER_PASS, Captured, prepare_capture
 from sublaplace_cli.core.forward import last_linear, map_inputs
+from sublaplace_cli.core.general import batched_jacobian, rowwise_jacobian
 from sublaplace_cli.core.layout import Layout
 from sublaplace_cli.errors import NumericsError, UserError
 
@@ -53,6 +54,25 @@ def test_outputs_and_jacobian_equal_plain_autograd(case, batched):
     assert captured.f.dtype == torch.float64
     assert_close(captured.f, f, 1e-12)
     assert_close(dense(captured), J, 1e-9)
+
+
+@each_case
+@pytest.mark.parametrize("path", [batched_jacobian, rowwise_jacobian], ids=["vmap", "row-by-row"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+def test_the_general_path_alone_equals_plain_autograd(case, path, dtype):
+    model, train, *_ = case.make(dtype)
+    layout = Layout.of(model)
+    f, gradients = path(model, [q.name for q in layout.parameters], case.n_outputs, train)
+    J = torch.cat([gradients[q.name].flatten(2) if q.shape else gradients[q.name] for q in layout.parameters], dim=2)
+    wide, same_rows, *_ = case.make(torch.float64)  # drawn in float32 and widened: the same numbers
+    expected_f, expected_J = reference.jacobian(wide, same_rows, case.n_train)
+    assert f.dtype == J.dtype == dtype
+    if dtype == torch.float64:
+        assert_close(f, expected_f, 1e-12)
+        assert_close(J, expected_J, 1e-9)
+    else:  # as above: eps is 6e-8
+        assert float((f - expected_f).abs().max()) <= 1e-5 * float(expected_f.abs().max())
+        assert float((J - expected_J).abs().max()) <= 1e-5 * float(expected_J.abs().max())
 
 
 @each_case

@@ -9,12 +9,12 @@ devices in one operator, other than scalars and indices. What ran on the CPU alo
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 aten = torch.ops.aten
@@ -67,43 +67,63 @@ class SecondDevice(TorchDispatchMode):
         self.on_cpu: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = run(func, args, kwargs)
-        if not any(isinstance(leaf, DeviceTensor) for leaf in tree_flatten((args, kwargs, result))[0]):
+        result = run(func, args, kwargs or {})
+        if not any(isinstance(leaf, DeviceTensor) for leaf in tensors_in((args, kwargs, result))):
             self.on_cpu[func.overloadpacket.__name__] += 1
         return result
 
 
 def run(func: Any, args: Any, kwargs: Any) -> Any:
     """One operator on the CPU tensors inside, its results wrapped where the device would have made them."""
-    given = tree_flatten((args, kwargs))[0]
-    inside = any(isinstance(leaf, DeviceTensor) for leaf in given)
-    target = kwargs.get("device")
-    if inside and func.overloadpacket not in COPYING:
+    mine = [leaf for leaf in tensors_in((args, kwargs)) if isinstance(leaf, DeviceTensor)]
+    if mine and func.overloadpacket not in COPYING:
         refuse_mixes(func, args, kwargs)
-    if target is not None:
-        inside = torch.device(target).type == NAME
+    on_device = bool(mine)
+    if kwargs.get("device") is not None:
+        on_device = torch.device(kwargs["device"]).type == NAME
         kwargs = {**kwargs, "device": torch.device("cpu")}
-    known = {id(leaf.raw): leaf for leaf in given if isinstance(leaf, DeviceTensor)}  # in-place: the same tensor again
-    result = func(*tree_map(unwrapped, args), **tree_map(unwrapped, kwargs))
-    if func.overloadpacket is aten.copy_ and not isinstance(args[0], DeviceTensor):
+    result = func(*mapped(unwrapped, args), **mapped(unwrapped, kwargs))
+    if func.overloadpacket is aten.copy_:
         return args[0]
+    if not on_device:
+        return result
+    known = {id(leaf.raw): leaf for leaf in mine}  # what worked in place gives the same tensor again
 
     def wrapped(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
         return known[id(leaf)] if id(leaf) in known else DeviceTensor(leaf)
 
-    return tree_map(wrapped, result) if inside else result
+    return mapped(wrapped, result)
 
 
 def refuse_mixes(func: Any, args: Any, kwargs: Any) -> None:
     """The rule of CUDA: CPU tensors without dimensions go with everything, others with nothing but as indices."""
-    if func.overloadpacket in INDEXING:
-        args = (args[0], *args[2:]) if isinstance(args[0], DeviceTensor) else args
-    for leaf in tree_flatten((args, kwargs))[0]:
-        if isinstance(leaf, Tensor) and not isinstance(leaf, DeviceTensor) and leaf.ndim:
+    if func.overloadpacket in INDEXING and isinstance(args[0], DeviceTensor):
+        args = args[2:]
+    for leaf in tensors_in((args, kwargs)):
+        if not isinstance(leaf, DeviceTensor) and leaf.ndim:
             raise MixedDevicesError(f"{func}: a CPU tensor of shape {tuple(leaf.shape)} among tensors of the device")
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors in the arguments or results of an operator."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+
+
+def mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """`change` applied to everything inside tuples, lists and dicts."""
+    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+        return type(value)([mapped(change, item) for item in value])
+    if isinstance(value, dict):
+        return {key: mapped(change, item) for key, item in value.items()}
+    return change(value)
 
 
 def unwrapped(leaf: Any) -> Any:

@@ -1,0 +1,163 @@
+"""One case of our side in this process: `python ours.py CASE` prints {seconds, peak, …} as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+import problems
+import torch
+from torch import Tensor, nn
+
+from sublaplace_cli.core.blocks import DenseBlock, joined
+from sublaplace_cli.core.capture import Capture, prepare_capture
+from sublaplace_cli.core.jacobian import HeldJacobian
+from sublaplace_cli.core.layout import Layout
+from sublaplace_cli.core.likelihoods import regression
+from sublaplace_cli.core.linalg import STRIP
+from sublaplace_cli.core.posterior import fit_full, fit_subnet, subnet_variance
+from sublaplace_cli.core.precision import Precision, row_norms
+from sublaplace_cli.core.selectors import SelectionProblem
+from sublaplace_cli.core.selectors.gradient import gradient
+from sublaplace_cli.models.cifar_resnet import cifar_resnet
+
+MEMORY = 8 * 2**30
+
+
+def resnet20() -> nn.Module:
+    return cifar_resnet(depth=20, out=1, shortcut="B")
+
+
+def prepared(model: nn.Module, x: Tensor) -> Capture:
+    return prepare_capture(model, Layout.of(model), x[:4], MEMORY)
+
+
+def jacobian(capture: Capture, x: Tensor) -> HeldJacobian:
+    step = capture.rows_per_pass
+    passes = [capture(x[a : a + step]) for a in range(0, len(x), step)]
+    blocks = [joined([q.blocks[i].settled() for q in passes]) for i in range(len(capture.pattern))]
+    return HeldJacobian(capture.layout, torch.cat([q.f for q in passes]), tuple(blocks))
+
+
+def precision(rows: HeldJacobian) -> Precision:
+    root = regression(rows.outputs, problems.SIGMA2)
+    return Precision(rows, root, torch.ones(rows.layout.size, dtype=torch.float64), MEMORY)
+
+
+def subnet(build: Callable[[], nn.Module], x: Tensor, x_test: Tensor, k: int) -> dict:
+    """Jacobians of both, scores, selection, columns, fit, variance."""
+    capture = prepared(problems.ready(build), x)
+
+    def work() -> Tensor:
+        omega, test = precision(jacobian(capture, x)), jacobian(capture, x_test)
+        diagonal = omega.data_diagonal()
+        chosen = gradient(SelectionProblem(omega, diagonal, diagonal, diagonal, ()), k)
+        return subnet_variance(fit_subnet(omega, chosen.indices), test, MEMORY)
+
+    seconds, variance = problems.timed(work)
+    return {"seconds": seconds, "mean_variance": float(variance.mean())}
+
+
+def full(build: Callable[[], nn.Module], x: Tensor, x_test: Tensor) -> dict:
+    capture = prepared(problems.ready(build), x)
+
+    def work() -> Tensor:
+        omega, test = precision(jacobian(capture, x)), jacobian(capture, x_test)
+        return fit_full(omega).variance(test, row_norms(test, omega.prior, MEMORY))
+
+    seconds, variance = problems.timed(work)
+    return {"seconds": seconds, "mean_variance": float(variance.mean()), "error": full_error(capture, x[:300], x_test)}
+
+
+def full_error(capture: Capture, x: Tensor, x_test: Tensor) -> float:
+    """Largest relative difference from a dense float64 solve with the same rows (fewer of them)."""
+    omega, test = precision(jacobian(capture, x)), jacobian(capture, x_test[:20])
+    found = fit_full(omega).variance(test, row_norms(test, omega.prior, MEMORY)).flatten()
+    J = torch.cat([block.dense().flat.double() for block in omega.jacobian.blocks], 1)
+    g = torch.cat([block.dense().flat.double() for block in test.blocks], 1)
+    kernel = J @ J.T + problems.SIGMA2 * torch.eye(len(J), dtype=torch.float64)
+    w = torch.linalg.solve(kernel, J @ g.T)
+    expected = (g - w.T @ J).square().sum(1) + problems.SIGMA2 * w.square().sum(0)
+    return float(((found - expected) / expected).abs().max())
+
+
+def passes(build: Callable[[], nn.Module], x: Tensor, batch: int) -> dict:
+    """The Jacobian pass beside a plain forward and backward over the same rows."""
+    model = problems.ready(build)
+    capture = prepared(model, x)
+
+    def plain() -> None:
+        for a in range(0, len(x), batch):
+            model.zero_grad()
+            model(x[a : a + batch]).sum().backward()
+
+    def ours() -> None:
+        for a in range(0, len(x), capture.rows_per_pass):
+            capture(x[a : a + capture.rows_per_pass])
+
+    plain(), ours()
+    reference, seconds = problems.timed(plain)[0], problems.timed(ours)[0]
+    return {"seconds": seconds, "plain": reference, "ratio": seconds / reference}
+
+
+def scores_over_many_rows(n: int) -> dict:
+    """Scores of rows that are never held, beside a plain forward and backward."""
+    x = problems.rows(n, 90, seed=1)
+    at_start = problems.peak_bytes()
+    model = problems.ready(problems.mlp)
+    capture = prepared(model, x)
+
+    def ours() -> Tensor:
+        total = torch.zeros(capture.layout.size, dtype=torch.float64)
+        for a in range(0, n, capture.rows_per_pass):
+            for block in capture(x[a : a + capture.rows_per_pass]).blocks:
+                total[block.span] += block.squares()
+        return total
+
+    seconds, _ = problems.timed(ours)
+    above = problems.peak_bytes() - at_start
+
+    def plain() -> None:
+        for a in range(0, n, 1024):
+            model.zero_grad()
+            model(x[a : a + 1024]).sum().backward()
+
+    reference, _ = problems.timed(plain)
+    return {"seconds": seconds, "plain": reference, "ratio": seconds / reference, "above_data": above}
+
+
+def gram_rate(n: int, width: int) -> dict:
+    """Float64 rate of the Gram of dense columns, counting only the triangle, beside that of a plain product."""
+    problems.ready(problems.mlp)
+    block = DenseBlock(0, problems.rows(n, 1, width, seed=1))
+    prior = torch.ones(width, dtype=torch.float64)
+    A = problems.rows(n, width, seed=2).double()
+    plain = 2 * n * n * width / problems.timed(lambda: A @ A.T)[0]
+    ours = n * n * width / problems.timed(lambda: block.gram(block, prior))[0]
+    return {"seconds": n * n * width / ours, "rate": ours, "plain": plain, "ratio": ours / plain, "strip": STRIP}
+
+
+CASES: dict[str, Callable[[], dict]] = {
+    "mlp-k1000": lambda: subnet(problems.mlp, problems.rows(2000, 90, seed=1), problems.rows(1000, 90, seed=2), 1000),
+    "mlp-k10000": lambda: subnet(
+        problems.mlp, problems.rows(2000, 90, seed=1), problems.rows(1000, 90, seed=2), 10_000
+    ),
+    "mlp-full": lambda: full(problems.mlp, problems.rows(2000, 90, seed=1), problems.rows(1000, 90, seed=2)),
+    "resnet20-k5000": lambda: subnet(
+        resnet20, problems.rows(500, 3, 32, 32, seed=1), problems.rows(200, 3, 32, 32, seed=2), 5000
+    ),
+    "pass-mlp": lambda: passes(problems.mlp, problems.rows(20_000, 90, seed=1), 1024),
+    "pass-resnet20": lambda: passes(resnet20, problems.rows(256, 3, 32, 32, seed=1), 64),
+    "scores-463715-rows": lambda: scores_over_many_rows(463_715),
+    "gram-2000": lambda: gram_rate(2000, 20_000),
+}
+
+
+def main() -> None:
+    result = CASES[sys.argv[1]]()
+    json.dump({**result, "peak": problems.peak_bytes()}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""On a real CUDA device: `pytest -m cuda`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import CASES, Case
+
+from sublaplace_cli.core.capture import Captured, prepare_capture
+from sublaplace_cli.core.forward import map_inputs
+from sublaplace_cli.core.layout import Layout
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
+]
+ROOT = Path(__file__).resolve().parents[2]
+CLOSE = 1e-8
+
+
+def quickstart(folder: Path, device: str) -> dict[str, Any]:
+    """The README's example through the command line, every method, in float64."""
+    shutil.copytree(ROOT / "examples" / "quickstart", folder, ignore=shutil.ignore_patterns(".sublaplace"))
+    command = [sys.executable, "-m", "sublaplace_cli", "evaluate", "--device", device, "--dtype", "float64", "--json"]
+    methods = "gradient,greedy,subnet-diagonal,last-k,random,magnitude,neural-linear,diagonal,map"
+    done = subprocess.run(
+        [*command, "--method", methods, "--k", "50,500"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_quickstart_gives_the_numbers_of_the_cpu(tmp_path: Path) -> None:
+    cpu, cuda = (quickstart(tmp_path / device, device) for device in ("cpu", "cuda"))
+    assert cuda["device"].startswith("cuda")
+    assert len(cuda["rows"]) == len(cpu["rows"]) > 10
+    for found, expected in zip([cuda["full"], *cuda["rows"]], [cpu["full"], *cpu["rows"]], strict=True):
+        for key, value in expected.items():
+            who = f"{expected['method']} {expected['k']}: {key}"
+            if isinstance(value, float):
+                assert found[key] == pytest.approx(value, rel=CLOSE, abs=CLOSE), who
+            else:
+                assert found[key] == value, who
+
+
+def captured(case: Case, device: str) -> Captured:
+    model, train, *_ = case.make()
+    model, rows = model.to(device), map_inputs(lambda t: t.to(device), train)
+    return prepare_capture(model, Layout.of(model), rows, 2**30)(rows)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_the_blocks_answer_as_on_the_cpu(case: Case) -> None:
+    cpu, cuda = captured(case, "cpu"), captured(case, "cuda")
+    torch.testing.assert_close(cuda.f.cpu(), cpu.f, rtol=CLOSE, atol=CLOSE)
+    for found, expected in zip(cuda.blocks, cpu.blocks, strict=True):
+        for prior in (torch.full((expected.width,), 0.7), torch.linspace(0.2, 3.0, expected.width)):
+            v = prior.double()
+            local = torch.arange(0, expected.width, 2)
+            u = torch.ones(cpu.f.numel(), 2, dtype=torch.float64)
+            pairs = {
+                "dense": (found.dense().values.double(), expected.dense().values.double()),
+                "settled": (found.settled().dense().values.double(), expected.settled().dense().values.double()),
+                "squares": (found.squares(), expected.squares()),
+                "columns": (found.columns(local.cuda()), expected.columns(local)),
+                "gram": (found.gram(found, v.cuda()).triu(), expected.gram(expected, v).triu()),
+                "norms": (found.norms(v.cuda()), expected.norms(v)),
+                "pull": (found.pull(u.cuda()), expected.pull(u)),
+            }
+            for question, (answer, truth) in pairs.items():
+                assert answer.is_cuda, question
+                torch.testing.assert_close(answer.cpu(), truth, rtol=CLOSE, atol=CLOSE, msg=f"{case.name}: {question}")
+
+
+def test_repeated_passes_give_the_same_bits() -> None:
+    """What is computed again must be what it was before."""
+    case = next(case for case in CASES if case.name == "conv-multiclass")
+    once, again = captured(case, "cuda"), captured(case, "cuda")
+    assert torch.equal(once.f, again.f)
+    for a, b in zip(once.blocks, again.blocks, strict=True):
+        assert torch.equal(a.dense().values, b.dense().values)

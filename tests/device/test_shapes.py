@@ -1,0 +1,194 @@
+"""ResNet-110 with N = 2000 and k = 10,000 under FakeTensorMode on device "meta": every shape and device, no numbers.
+
+What decides by its numbers (safe_cholesky, the residual form, the places of S) cannot run here; those run with
+numbers in test_second_device.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from sublaplace_cli.core.blocks import Block, weighted
+from sublaplace_cli.core.capture import Capture
+from sublaplace_cli.core.jacobian import HeldJacobian, block_groups, row_tiles
+from sublaplace_cli.core.layout import Layout
+from sublaplace_cli.core.likelihoods import binary
+from sublaplace_cli.core.linalg import solve_lower, solve_lower_transposed
+from sublaplace_cli.core.posterior import SubnetPosterior, diagonal_variance
+from sublaplace_cli.core.precision import Precision, row_norms
+from sublaplace_cli.core.structure import Layer, layer_blocks, recognise
+from sublaplace_cli.models.cifar_resnet import cifar_resnet
+
+N, M, P, K = 2000, 1000, 1_730_129, 10_000
+MEMORY = 8 * 2**30
+MIXED = "Expected all tensors to be on the same device"
+
+
+@dataclass(frozen=True)
+class Problem:
+    model: nn.Module
+    layers: list[Layer]
+    precision: Precision
+    test: HeldJacobian
+
+
+@pytest.fixture(scope="module")
+def problem() -> Iterator[Problem]:
+    """Inside the mode for all tests of this file: tensors of one mode cannot go with those of another."""
+    with torch.device("meta"):
+        model = cifar_resnet(depth=110, out=1, shortcut="B").eval()
+    with FakeTensorMode() as mode:
+        _without_numbers(model, mode)
+        layout = Layout.of(model)
+        assert layout.size == P
+        layers = recognise(model, layout, on_device(2, 3, 32, 32))
+        train, test = (_held(model, layers, layout, rows) for rows in (N, M))
+        prior = on_device(P, dtype=torch.float64)
+        yield Problem(model, layers, Precision(train, binary(train.outputs), prior, MEMORY), test)
+
+
+def _without_numbers(model: nn.Module, mode: FakeTensorMode) -> None:
+    for module in model.modules():
+        for name, tensor in module._parameters.items():
+            module._parameters[name] = None if tensor is None else nn.Parameter(mode.from_tensor(tensor))
+        for name, tensor in module._buffers.items():
+            module._buffers[name] = mode.from_tensor(tensor)
+
+
+def _held(model: nn.Module, layers: list[Layer], layout: Layout, rows: int) -> HeldJacobian:
+    f, blocks = layer_blocks(model, layers, 1, on_device(rows, 3, 32, 32))
+    blocks.sort(key=lambda block: block.start)
+    return HeldJacobian(layout, f.double(), tuple(blocks))
+
+
+def on_device(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def dense(jacobian: HeldJacobian) -> HeldJacobian:
+    """Written out: a linear layer's own Gram looks at the prior's numbers first."""
+    return replace(jacobian, blocks=tuple(block.dense() for block in jacobian.blocks))
+
+
+def first_rows(jacobian: HeldJacobian) -> HeldJacobian:
+    """A few tiles: over all rows there would be thousands of operators more, each like these."""
+    return replace(jacobian, outputs=jacobian.outputs[:64], blocks=tuple(jacobian.load(0, 64)))
+
+
+def holds(tensor: Tensor, *shape: int, dtype: torch.dtype = torch.float64) -> bool:
+    assert isinstance(tensor, FakeTensor), "nothing of this size may have numbers"
+    return tuple(tensor.shape) == shape and tensor.device.type == "meta" and tensor.dtype == dtype
+
+
+def test_every_parameter_has_a_formula_and_the_blocks_cover_them_once(problem: Problem) -> None:
+    blocks = problem.precision.jacobian.pattern
+    kinds = Counter(type(block).__name__ for block in blocks)
+    assert kinds["ConvBlock"] > 0
+    assert kinds["DenseBlock"] > 0
+    assert kinds["OuterBlock"] == 1
+    ends = [block.span.stop for block in blocks]
+    assert [block.span.start for block in blocks] == [0, *ends[:-1]]
+    assert ends[-1] == P
+    for block in blocks:
+        for tensor in block.tensors().values():
+            assert holds(tensor, N, *tensor.shape[1:], dtype=torch.float32)
+
+
+def test_written_out_blocks_have_the_shape_of_their_layer(problem: Problem) -> None:
+    for block in problem.precision.jacobian.load(0, 64):
+        for form in (block, block.settled()):
+            values = form.dense().values
+            assert holds(values, 64, 1, block.width, dtype=values.dtype)
+
+
+def test_squares(problem: Problem) -> None:
+    assert holds(problem.precision.root, N, 1, 1)
+    few = replace(problem.precision, jacobian=first_rows(problem.precision.jacobian), root=problem.precision.root[:64])
+    assert holds(few.data_diagonal(), P)
+
+
+def test_norms_and_the_diagonal_posterior(problem: Problem) -> None:
+    precision, test = problem.precision, first_rows(dense(problem.test))
+    assert holds(row_norms(test, precision.prior, MEMORY), 64)
+    assert holds(diagonal_variance(precision, precision.prior, test), 64, 1)
+
+
+def test_gram_over_several_tiles_and_cross_gram(problem: Problem) -> None:
+    train, test = dense(problem.precision.jacobian), dense(problem.test)
+    tiles = [len(row_tiles(train, MEMORY, group)) for group in block_groups(train)]
+    assert max(tiles) >= 2, "the widest layers take several tiles of rows"
+    precision = replace(problem.precision, jacobian=train)
+    assert holds(precision.gram(), N, N)
+    assert holds(precision.cross_gram(test), N, M)
+
+
+def test_pulled_rows(problem: Problem) -> None:
+    u = on_device(64, 3, dtype=torch.float64)
+    for block in problem.precision.jacobian.load(0, 64):
+        assert holds(block.pull(u), block.width, 3)
+
+
+def columns(blocks: list[Block], rows: int) -> Tensor:
+    """J[:, :, S] with k indices spread over all blocks, as `column_chunks` puts them together."""
+    share = [K * block.span.stop // P - K * block.span.start // P for block in blocks]
+    assert sum(share) == K
+    J_S = on_device(rows, 1, K, dtype=torch.float64)
+    left = 0
+    for block, count in zip(blocks, share, strict=True):
+        positions = torch.arange(left, left + count, device="meta")
+        J_S[:, :, positions] = block.columns(on_device(count, dtype=torch.int64))
+        left += count
+    return J_S
+
+
+def test_columns_factor_and_variance_of_the_primal_form(problem: Problem) -> None:
+    A = weighted(columns(problem.precision.jacobian.load(0, N), N), problem.precision.root).reshape(-1, K)
+    assert holds(A, N, K)
+    B = torch.addmm(torch.zeros(K, K, dtype=torch.float64, device=A.device), A.T, A)
+    L, info = torch.linalg.cholesky_ex(B)
+    assert holds(L, K, K)
+    assert holds(info, dtype=torch.int32)
+    S, prior = on_device(K, dtype=torch.int64), on_device(K, dtype=torch.float64)
+    posterior = SubnetPosterior(S, prior, "primal", L, None, 0.0, 0.0)
+    assert holds(posterior.variance(columns(problem.test.load(0, M), M)), M, 1)
+
+
+def test_factor_and_solves_of_the_dual_form(problem: Problem) -> None:
+    A = columns(problem.precision.jacobian.load(0, N), N).flatten(0, 1)
+    L = torch.linalg.cholesky_ex(A @ A.T).L
+    cross = A @ columns(problem.test.load(0, M), M).flatten(0, 1).T
+    assert holds(solve_lower_transposed(L, solve_lower(L, cross)), N, M)
+
+
+def test_the_general_path_over_what_has_no_formula(problem: Problem) -> None:
+    layout = problem.precision.layout
+    rest = tuple(q for q in layout.parameters if q.name.startswith(("conv1", "linear")))
+    capture = Capture(problem.model, layout, 1, (), rest)
+    f, J = capture._by_general_path(on_device(8, 3, 32, 32))
+    assert holds(f, 8, 1, dtype=torch.float32)
+    for q in rest:
+        assert holds(J[q.name], 8, 1, *q.shape, dtype=torch.float32)
+
+
+def test_a_mix_of_devices_is_refused(problem: Problem) -> None:
+    """Otherwise the tests above could not fail."""
+    precision = problem.precision
+    with pytest.raises(RuntimeError, match=MIXED):
+        precision.prior + torch.zeros(P, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match=MIXED):
+        precision.prior[:3] * torch.zeros(3)
+    with pytest.raises(RuntimeError, match=MIXED):
+        replace(precision, root=torch.ones(N, 1, 1, dtype=torch.float64)).data_diagonal()  # in its first tile
+    with pytest.raises(RuntimeError, match=MIXED):
+        row_norms(first_rows(dense(problem.test)), torch.ones(P, dtype=torch.float64), MEMORY)
+    with pytest.raises(RuntimeError, match=MIXED):
+        layer_blocks(problem.model, problem.layers, 1, torch.zeros(2, 3, 32, 32))
+    with pytest.raises(RuntimeError, match=MIXED):
+        precision.jacobian.load(0, 64)[0].columns(torch.zeros(3, dtype=torch.int64))

@@ -121,7 +121,7 @@ def _execute(command: str, settings: Settings) -> None:
 def _explained(error: Exception) -> SublaplaceError:
     if isinstance(error, SublaplaceError):
         return error
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, not imported here
         return SublaplaceError("out of memory", hint="lower --memory, --k or the number of rows")
     return SublaplaceError(f"unexpected {type(error).__name__}: {error}", hint="--debug shows the traceback")
 

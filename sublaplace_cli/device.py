@@ -17,6 +17,7 @@ def choose(name: str) -> torch.device:
     """`auto` is CUDA where there is one; asking for a CUDA device that is not there is an error."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.deterministic = True  # rows that are computed again must give the same bits
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -168,6 +168,7 @@ def _build(
     def resolve(value: str, field_name: str) -> Path:
         return spec.resolve(value, field_name, settings.allow_outside)
 
+    host_memory = _memory(settings, torch.device("cpu"))  # files are read there, whatever the device
     model_spec = spec.spec.model
     network = load_network(
         model_spec.build,
@@ -177,12 +178,13 @@ def _build(
         field="model",
         allow_code=settings.allow_code,
         spec_folder=spec.folder,
-        memory=memory,
+        memory=host_memory,
         weights_path=Path(settings.checkpoint[0]) if settings.checkpoint else None,
     )
     model = network.module.eval().to(device=device, dtype=getattr(torch, settings.dtype))
     layout = Layout.of(model)
-    splits = _load_splits(spec, needs, resolve, memory)
+    prior = prior_vector(spec.spec.posterior.prior_precision, layout, spec.path).to(device)
+    splits = _load_splits(spec, needs, resolve, host_memory)
     reader = InputReader.for_model(model, splits["train"], device)
     sample = reader.spread(splits["train"], SAMPLE_ROWS)
     capture = prepare_capture(model, layout, sample, memory)
@@ -203,7 +205,7 @@ def _build(
         splits=splits,
         reader=reader,
         capture=capture,
-        prior=prior_vector(spec.spec.posterior.prior_precision, layout, spec.path).to(device),
+        prior=prior,
         last_linear=tuple(last_linear(model, sample)),
         identity=identity,
         input_files=(spec.path, *network.files, *data, *oracle),

@@ -446,7 +446,7 @@ RECOGNITIONS = [
     Recognition(InPlaceOnTheOutput, ALL),
     Recognition(ReshapedBatch, ("second", "out"), (3, 4)),
     Recognition(ReshapedBatch, ALL, (1, 4), name="ReshapedBatch-one-token"),
-    Recognition(TokensFirst, ("second", "out"), (CHECKED_ROWS, 4), demoted=("first",)),
+    Recognition(TokensFirst, ("second", "out"), (CHECKED_ROWS, 4)),
     Recognition(TokensFirst, ("second", "out"), (3, 4), name="TokensFirst-three"),
     Recognition(ShuffledRows, ("second", "out"), demoted=("first",)),
     Recognition(UnusedOutput, ALL),

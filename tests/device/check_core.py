@@ -37,7 +37,7 @@ from sublaplace_cli.core.posterior import (  # noqa: E402
     subnet_variance,
 )
 from sublaplace_cli.core.precision import Precision, row_norms, squared_gradients  # noqa: E402
-from sublaplace_cli.core.selectors import SelectionProblem, checked  # noqa: E402
+from sublaplace_cli.core.selectors import SelectionProblem, checked, greedy  # noqa: E402
 from sublaplace_cli.core.selectors.baselines import by_name  # noqa: E402
 from sublaplace_cli.core.theorem import require_not_larger  # noqa: E402
 
@@ -145,7 +145,11 @@ def _selectors(found: Numbers, precision: Precision, theta: Tensor, names: tuple
     entries = {name: method.entry for name, method in METHODS.items() if method.entry is not None}
     answers = {name: load(entry)(problem, min(FEW, p)) for name, entry in entries.items() if name != "greedy"}
     answers["names:*"] = by_name(problem, "*")
-    for k, pool in ((3, "all"), (3, "2k"), (precision.n_rows // 2 + 1, "all")):  # primal, pooled, dual
+    for k, pool in (
+        (precision.n_rows // 2, "all"),
+        (3, "2k"),
+        (precision.n_rows // 2 + 1, "all"),
+    ):  # primal, pooled, dual
         answers[f"greedy {k} {pool}"] = load(entries["greedy"])(replace(problem, pool=pool), min(k, p))
     for name, selection in answers.items():
         found.put(f"{name} indices", checked(selection.indices, p, name))
@@ -250,6 +254,7 @@ def _raises(mistake: Callable[[], object]) -> bool:
 
 def main(names: list[str]) -> None:
     torch.set_num_threads(1)
+    greedy.PANEL = 4  # so that it takes several
     device = install()
     differences: dict[str, dict[str, float]] = {}
     on_cpu: set[str] = set()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 # Columns turned into float64 at a time: large enough for GEMM to run at full speed,
 # small enough that the float64 copy of a wide layer never exists as a whole.
-PANEL = 4096
+PANEL = 2048
 # Rows of a Gram matrix of rows with themselves that are computed at a time, from the diagonal on.
 STRIP = 256
 # Rows of a structured block that are written out at a time where an answer needs the numbers themselves.

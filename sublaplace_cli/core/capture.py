@@ -23,7 +23,7 @@ from .structure import Layer, layer_blocks, recognise
 # Working memory of one pass, and its rows: more gain no speed. Fixed numbers keep the bits independent of how
 # much memory happens to be free, as long as there is enough.
 PASS_BYTES = 256 * 2**20
-MOST_ROWS_PER_PASS = 1024
+MOST_ROWS_PER_PASS = 4096
 CHECKED_ROWS = 2  # rows on which the formulas are compared with plain autograd
 
 

@@ -58,8 +58,9 @@ class OuterBlock:
     def squares(self, W: Tensor | None = None) -> Tensor:
         if self.positions > 1:
             return squares_of_pieces(self, self.deltas.shape[1], W)
-        delta = self.deltas[:, :, 0].double()  # (m, C, d_out)
-        power = (delta if W is None else weighted(delta, W)).square().sum(1)  # (m, d_out)
+        delta = self.deltas[:, :, 0].double()  # (m, C, d_out), a copy of our own unless it was float64 already
+        delta = delta if W is None else weighted(delta, W)
+        power = delta.square().sum(1) if delta.shape[1] > 1 else delta[:, 0].square()  # (m, d_out)
         weight = power.T @ self.inputs[:, 0].double().square()  # (d_out, d_in)
         return torch.cat([weight.flatten(), power.sum(0)]) if self.has_bias else weight.flatten()
 

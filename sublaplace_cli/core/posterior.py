@@ -99,17 +99,17 @@ def _fit_primal(precision: Precision, S: Tensor) -> SubnetPosterior:
     scale = v.rsqrt()
     B = torch.zeros(len(S), len(S), dtype=torch.float64, device=v.device)
     for A in precision.column_chunks(S):
-        add_upper(B, (A * scale).T)
+        add_upper(B, A.mul_(scale).T)
     mirrored(B)
     condition = condition_of(B)
     if condition > QR_CONDITION:
-        L = factor_of_rows((A * scale for A in precision.column_chunks(S)), len(S), v)
+        L = factor_of_rows((A.mul_(scale) for A in precision.column_chunks(S)), len(S), v)
     else:
         B.diagonal().add_(1.0)
         L = safe_cholesky(B, lambda i: precision.layout.describe(int(S[i])))
     freedom = float((1.0 - inverse_square_sums(L)).clamp(min=0.0).sum())  # k − tr(Ω⁻¹V)
     if freedom < WEAK_DATA * len(S):  # … which cancels where the data say little; ‖L⁻¹A′ᵀ‖² does not
-        freedom = sum(float(solve_lower(L, (A * scale).T).square().sum()) for A in precision.column_chunks(S))
+        freedom = sum(float(solve_lower(L, A.mul_(scale).T).square().sum()) for A in precision.column_chunks(S))
     return SubnetPosterior(S, v, "primal", L, None, freedom, condition)
 
 

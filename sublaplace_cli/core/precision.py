@@ -42,9 +42,10 @@ class Precision:
         return squared_gradients(self.jacobian, self.root, self.memory)
 
     def column_chunks(self, S: Tensor) -> Iterator[Tensor]:
-        """A[:, S], a chunk of rows at a time (m·C, k)."""
+        """A[:, S], a chunk of rows at a time (m·C, k), each the caller's to change."""
         for start, J_S in column_chunks(self.jacobian, S, self.memory):
-            A = weighted(J_S, self.root[start : start + len(J_S)])
+            W = self.root[start : start + len(J_S)]
+            A = J_S.mul_(W) if W.shape[1] == 1 else weighted(J_S, W)  # J_S is ours: no copy for one output
             yield A.reshape(-1, len(S))
 
     def columns(self, S: Tensor) -> Tensor:

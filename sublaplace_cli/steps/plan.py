@@ -9,7 +9,7 @@ from .passes import held_form, jacobian_bytes, settled_bytes, will_store
 from .request import Choice, actual_k
 from .session import Session
 
-BASE_MEMORY = 350 * 2**20  # interpreter, torch and the run-time of its kernels
+BASE_MEMORY = 250 * 2**20  # interpreter, torch and the run-time of its kernels
 
 
 def plan(session: Session, command: str, wanted: list[Choice]) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .blocks import weighted
+from .blocks import Block, weighted
+from .conv import ConvBlock
 from .jacobian import TILE_SHARE, Jacobian, block_groups, row_tiles
 from .layout import Layout
 from .linalg import mirrored
@@ -126,14 +127,19 @@ def gram(left: Jacobian, right: Jacobian, prior: Tensor, memory: int) -> Tensor:
     for group in block_groups(left, right):
         columns = row_tiles(right, memory, group, most=most)
         for a, b in row_tiles(left, memory, group, most=most):
-            A = left.load(a, b, group)
+            A = [_ready(block) for block in left.load(a, b, group)]
             for c, d in columns:
                 if same and c < a:  # the tiles of one Jacobian lie on one grid: below the diagonal, mirrored later
                     continue
-                B = A if same and c == a else right.load(c, d, group)
+                B = A if same and c == a else [_ready(block) for block in right.load(c, d, group)]
                 for x, y in zip(A, B, strict=True):
                     K[a * C : b * C, c * C : d * C] += x.gram(y, prior[x.span])
     return mirrored(K) if same else K
+
+
+def _ready(block: Block) -> Block:
+    """A block that would be written out for every product, written out once."""
+    return block.dense() if isinstance(block, ConvBlock) else block
 
 
 def row_norms(jacobian: Jacobian, prior: Tensor, memory: int) -> Tensor:

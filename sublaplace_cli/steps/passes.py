@@ -13,7 +13,9 @@ from ..catalog import LIKELIHOODS, load
 from ..core.blocks import Block, joined, kept_bytes
 from ..core.capture import Captured
 from ..core.jacobian import HeldJacobian, Jacobian, RecomputedJacobian, StoredJacobian, aligned
-from ..files.artifacts import Artifact, RowWriter, TensorPlan
+from ..files.artifact_layout import by_rows
+from ..files.artifacts import Artifact
+from ..files.row_writer import RowWriter
 from .session import Session
 from .settings import format_bytes
 
@@ -120,15 +122,15 @@ def _passes(session: Session, name: str, writer: RowWriter | None) -> Iterator[t
 
 def _writer(session: Session, name: str, store: bool) -> RowWriter:
     split, C, step = session.split(name), session.n_outputs, session.capture.rows_per_pass
-    plans = {"outputs": TensorPlan(torch.float64, (len(split), C), step)}
-    plans["rows"] = TensorPlan(torch.int64, (len(split),), step)
+    plans = {"outputs": by_rows(torch.float64, (len(split), C), step)}
+    plans["rows"] = by_rows(torch.int64, (len(split),), step)
     if split.targets is not None:
         kind = torch.float64 if session.task == "regression" else torch.int64
-        plans["targets"] = TensorPlan(kind, split.targets.shape, step)
+        plans["targets"] = by_rows(kind, split.targets.shape, step)
     if store:
         for block in session.capture.pattern:
             for key, tensor in _named_tensors(session, block).items():
-                plans[key] = TensorPlan(tensor.dtype, (len(split), *tensor.shape[1:]), step)
+                plans[key] = by_rows(tensor.dtype, (len(split), *tensor.shape[1:]), step)
     meta = session.describe({}, split=name, stored=store)
     path = session.open_folder().file(f"jacobians-{name}")
     return RowWriter(path, "jacobians", meta, plans)

@@ -1,7 +1,7 @@
 """Network + rows → outputs and Jacobian blocks: formulas where a layer has one, the general path for the rest.
 
-The formulas are compared with plain autograd on a few rows before each run; a layer that fails the comparison
-(its weight is also used elsewhere, say) takes the general path, and that is said.
+The formulas are compared with plain autograd before each run; a layer that fails the comparison (its weight is
+also used elsewhere, say) takes the general path, and that is said.
 """
 
 from __future__ import annotations
@@ -13,18 +13,22 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NumericsError
-from .blocks import Block, DenseBlock, kept_bytes
+from .blocks import Block, DenseBlock
 from .checks import non_finite_outputs, require_sound_network
-from .forward import Inputs, activation_count, map_inputs, outputs
-from .general import Gradients, batched_jacobian, rowwise_jacobian, summed_gradients
+from .footprint import peak_bytes
+from .forward import Inputs, row_count, spread_rows
+from .general import Gradients, batched_jacobian, combined_gradients, rowwise_jacobian
 from .layout import Layout, Parameter
 from .structure import Layer, layer_blocks, recognise
 
-# Working memory of one pass, and its rows: more gain no speed. Fixed numbers keep the bits independent of how
-# much memory happens to be free, as long as there is enough.
-PASS_BYTES = 256 * 2**20
+# Working memory of one pass, and its rows: more gain no speed, but with fewer than some rows kernels are slow, so
+# that these may take more. Fixed numbers keep the bits independent of how much memory happens to be free, as long
+# as there is enough.
+PASS_BYTES = 160 * 2**20
+MOST_PASS_BYTES = 640 * 2**20
+FEW_ROWS = 16
 MOST_ROWS_PER_PASS = 4096
-CHECKED_ROWS = 2  # rows on which the formulas are compared with plain autograd
+CHECKED_ROWS = 4  # rows whose pass is watched for the memory it takes and compared with plain autograd
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Capture:
     layers: tuple[Layer, ...]
     rest: tuple[Parameter, ...]  # parameters without a formula
     batched: bool = True  # False: the rest row by row, because vmap could not take the network
+    row_bytes: int = 0  # memory that one row of a pass takes
     rows_per_pass: int = 1
     pattern: tuple[Block, ...] = ()  # the blocks of one row
     notes: tuple[str, ...] = field(default=())
@@ -87,65 +92,84 @@ class Capture:
 
 def prepare_capture(model: nn.Module, layout: Layout, sample: Inputs, memory: int) -> Capture:
     """Check the network on a few rows and decide how to differentiate it."""
-    f = require_sound_network(model, sample)
-    C = f.shape[1]
-    few = map_inputs(lambda t: t[:CHECKED_ROWS], sample)
-    layers, notes = _trusted_layers(model, layout, C, sample)
+    C = require_sound_network(model, sample).shape[1]
+    few = spread_rows(sample, CHECKED_ROWS)
+    u = torch.randn(row_count(few), C, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    truth = combined_gradients(model, [q.name for q in layout.parameters], u, few)
+    capture = _with_layers(Capture(model, layout, C, (), layout.parameters), recognise(model, layout, sample), few)
+    while True:
+        blocks: list[Block] = []
+        peak = peak_bytes(lambda: blocks.extend(capture(few).blocks))  # noqa: B023
+        wrong = _wrong_layers(capture, _combined(blocks, u, layout), truth)
+        if not wrong:
+            break
+        notes = [
+            f"layer '{layer.name}': its formula does not give the gradient of {', '.join(names)} (is the weight "
+            "used elsewhere too?); it takes the general path"
+            for layer, names in wrong
+        ]
+        suspects = {layer.name for layer, _ in wrong}
+        trusted = [layer for layer in capture.layers if layer.name not in suspects]
+        capture = _with_layers(replace(capture, notes=(*capture.notes, *notes)), trusted, few)
+    row_bytes = peak // row_count(few)
+    pattern = tuple(block.rows(0, 1) for block in blocks)
+    return replace(capture, pattern=pattern, row_bytes=row_bytes, rows_per_pass=rows_within(row_bytes, memory))
+
+
+def _with_layers(capture: Capture, layers: Sequence[Layer], few: Inputs) -> Capture:
+    """These layers by formula, everything else by the general path, in batches if it can be."""
     covered = {name for layer in layers for name in layer.parameters}
-    rest = tuple(q for q in layout.parameters if q.name not in covered)
-    capture = Capture(model, layout, C, tuple(layers), rest, notes=tuple(notes))
-    if rest and not _batches(capture, few):
+    rest = tuple(q for q in capture.layout.parameters if q.name not in covered)
+    capture = replace(capture, layers=tuple(layers), rest=rest)
+    if rest and capture.batched and not _batches(capture, few):
         why = "some of it cannot be differentiated in batches (torch.func.vmap) and goes row by row, which is slower"
-        capture = replace(capture, batched=False, notes=(*notes, f"the network: {why}"))
-    one = map_inputs(lambda t: t[:1], few)
-    capture = replace(capture, pattern=tuple(capture(one).blocks))
-    return replace(capture, rows_per_pass=_rows_per_pass(capture, one, memory))
+        capture = replace(capture, batched=False, notes=(*capture.notes, f"the network: {why}"))
+    return capture
 
 
-def _trusted_layers(model: nn.Module, layout: Layout, C: int, sample: Inputs) -> tuple[list[Layer], list[str]]:
-    """The layers whose formula gives what plain autograd gives, and a note on each that did not.
+def rows_within(row_bytes: int, memory: int) -> int:
+    """Rows of one pass, given what one of them takes: a power of two."""
+    rows, few = MOST_ROWS_PER_PASS, 1
+    while rows > 1 and rows * row_bytes > min(PASS_BYTES, memory // 4):
+        rows //= 2
+    while few < FEW_ROWS and 2 * few * row_bytes <= min(MOST_PASS_BYTES, memory // 4):
+        few *= 2
+    return max(rows, few)
 
-    Row by row for a few rows, and in sum over all rows of the sample: a weight that is used once more, for some
-    rows only, shows there.
+
+def _wrong_layers(capture: Capture, found: Gradients, truth: Gradients) -> list[tuple[Layer, list[str]]]:
+    """Layers whose formula does not give what plain autograd gives, each with the parameters concerned.
+
+    Both are Jᵀu for a random u, which is enough to judge all of J, for every row and output at once: an error
+    anywhere in it would have to be orthogonal to u. On the side of autograd that is one backward pass.
     """
-    layers, notes = recognise(model, layout, sample), []
-    if not layers:
-        return [], []
-    few = map_inputs(lambda t: t[:CHECKED_ROWS], sample)
-    names = [name for layer in layers for name in layer.parameters]
-    _, truth = rowwise_jacobian(model, names, C, few)
-    found = _by_parameter(layer_blocks(model, layers, C, few)[1], layout)
-    total_truth = summed_gradients(model, names, sample)
-    totals = _by_parameter(layer_blocks(model, layers, C, sample)[1], layout)
-    for layer in list(layers):
-        wrong = _wrong(layer, found, truth) or _wrong(layer, {n: t.sum((0, 1)) for n, t in totals.items()}, total_truth)
-        if wrong:
-            layers.remove(layer)
-            notes.append(
-                f"layer '{layer.name}': its formula does not give the gradient of {', '.join(wrong)} (is the weight "
-                "used elsewhere too?); it takes the general path"
-            )
-    return layers, notes
+    general = [q.name for q in capture.rest]
+    if wrong := _differing(general, found, truth):
+        raise NumericsError(
+            f"the gradient of {', '.join(wrong[:5])} by torch.func is not that of a plain backward pass",
+            hint="a custom autograd function whose backward depends on the batch can do that; try --dtype float64",
+        )
+    judged = [(layer, _differing(layer.parameters, found, truth)) for layer in capture.layers]
+    return [(layer, names) for layer, names in judged if names]
 
 
-def _wrong(layer: Layer, found: dict[str, Tensor], truth: Gradients) -> list[str]:
-    """Parameters of a layer whose gradients differ by more than rounding, judged by the size of the layer's own."""
-    size = max(float(truth[name].abs().max()) for name in layer.parameters)
-    tolerance = (1e-3 if truth[layer.parameters[0]].dtype != torch.float64 else 1e-9) * size
-    return [
-        name
-        for name in layer.parameters
-        if name not in found or float((found[name] - truth[name].reshape(found[name].shape)).abs().max()) > tolerance
-    ]
+def _differing(names: Sequence[str], found: Gradients, truth: Gradients) -> list[str]:
+    """Those of these parameters that differ by more than rounding, judged by the size of the largest among them."""
+    if not names:
+        return []
+    size = max(float(truth[name].abs().max()) for name in names)
+    tolerance = (1e-3 if truth[names[0]].dtype != torch.float64 else 1e-9) * size
+    return [n for n in names if n not in found or float((found[n] - truth[n].flatten()).abs().max()) > tolerance]
 
 
-def _by_parameter(blocks: Sequence[Block], layout: Layout) -> dict[str, Tensor]:
-    """Gradients by parameter name (m, C, size), out of blocks that hold one or two each."""
+def _combined(blocks: Sequence[Block], u: Tensor, layout: Layout) -> Gradients:
+    """Jᵀu by parameter name, out of blocks that hold one or two each."""
     found = {}
-    for block in (block.dense() for block in blocks):
+    for block in blocks:
+        pulled = block.pull(u.reshape(-1, 1).to(next(iter(block.tensors().values())).device)).squeeze(1)
         for q in layout.parameters:
             if block.start <= q.offset and q.span.stop <= block.span.stop:
-                found[q.name] = block.values[:, :, q.offset - block.start : q.span.stop - block.start]
+                found[q.name] = pulled[q.offset - block.start : q.span.stop - block.start]
     return found
 
 
@@ -155,16 +179,3 @@ def _batches(capture: Capture, few: Inputs) -> bool:
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return False  # data-dependent control flow, an operator without a batching rule, …
     return True
-
-
-def _rows_per_pass(capture: Capture, one: Inputs, memory: int) -> int:
-    with torch.no_grad():
-        itemsize = outputs(capture.model, one).element_size()
-    activations, C = activation_count(capture.model, one), capture.n_outputs
-    kept = sum(kept_bytes(block) for block in capture.pattern)
-    # Inputs and gradients of each layer, the gradients C-fold; what is kept exists twice while it is put together.
-    row_bytes = 2 * kept + itemsize * ((3 + 2 * C) * activations + 2 * C * sum(q.size for q in capture.rest))
-    rows = MOST_ROWS_PER_PASS
-    while rows > 1 and rows * row_bytes > min(PASS_BYTES, memory // 4):
-        rows //= 2
-    return rows

@@ -32,6 +32,12 @@ def row_count(inputs: Inputs) -> int:
     return len(inputs[0]) if isinstance(inputs, tuple) else len(inputs)
 
 
+def spread_rows(inputs: Inputs, count: int) -> Inputs:
+    """About this many of the rows, evenly spread."""
+    step = max(1, row_count(inputs) // count)
+    return map_inputs(lambda t: t[::step][:count], inputs)
+
+
 def arguments(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Several arrays go in by keyword or position where `forward` names them, else as one dict or tuple."""
     if isinstance(inputs, Tensor):
@@ -98,20 +104,9 @@ def last_linear(model: nn.Module, inputs: Inputs) -> list[str]:
     return [name for name, tensor in model.named_parameters() if id(tensor) in wanted and tensor.requires_grad]
 
 
-def activation_count(model: nn.Module, inputs: Inputs) -> int:
-    """Numbers that the modules put out for these inputs: what a backward pass has to keep, roughly."""
-    return sum(_numel(out) for _, _, out in watch(model, inputs))
-
-
 def first_non_finite(model: nn.Module, inputs: Inputs) -> str | None:
     """The first module whose output is not finite."""
     for name, _, out in watch(model, inputs):
         if isinstance(out, Tensor) and out.is_floating_point() and not bool(torch.isfinite(out).all()):
             return name or None
     return None
-
-
-def _numel(out: Any) -> int:
-    if isinstance(out, (tuple, list)):
-        return sum(map(_numel, out))
-    return out.numel() if isinstance(out, Tensor) else 0

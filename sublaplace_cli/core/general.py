@@ -42,12 +42,13 @@ def rowwise_jacobian(model: nn.Module, names: Sequence[str], C: int, inputs: Inp
     return torch.stack(f_rows), J
 
 
-def summed_gradients(model: nn.Module, names: Sequence[str], inputs: Inputs) -> Gradients:
-    """Gradients of the sum over all rows and outputs, by one backward pass through the whole batch."""
+def combined_gradients(model: nn.Module, names: Sequence[str], weights: Tensor, inputs: Inputs) -> Gradients:
+    """Gradients of Σ weights · f over all rows and outputs, by one plain backward pass: Jᵀu for any u (m, C)."""
     wanted, fixed = _split_state(model, names)
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in wanted.items()}
     with torch.enable_grad():
-        total = outputs(model, inputs, {**fixed, **leaves}).sum()
+        f = outputs(model, inputs, {**fixed, **leaves})
+        total = (f * weights.to(f)).sum()
     return dict(zip(leaves, _gradients(total, list(leaves.values())), strict=True))
 
 

@@ -27,7 +27,7 @@ from ..files.spec import LoadedSpec, find_spec, load_spec
 from .inputs import InputReader, check_targets, prior_vector
 from .settings import Reporter, Settings, parse_bytes
 
-SAMPLE_ROWS = 16  # rows, spread over the data, on which the network is checked before the work starts
+SAMPLE_ROWS = 8  # rows, spread over the data, on which the network is checked before the work starts
 
 
 @dataclass

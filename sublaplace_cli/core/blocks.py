@@ -42,7 +42,7 @@ class Block(Protocol):
         ...
 
     def columns(self, local: Tensor) -> Tensor:
-        """Columns at these positions within the block (m, C, len(local))."""
+        """Columns at these positions within the block, each a run of memory (len(local), m·C)."""
         ...
 
     def gram(self, other: Block, prior: Tensor) -> Tensor:
@@ -133,7 +133,8 @@ class DenseBlock:
         return A.square().sum(dim=(0, 1))
 
     def columns(self, local: Tensor) -> Tensor:
-        return self.values.index_select(2, local).double()
+        picked = self.flat.index_select(1, local).T
+        return torch.empty_like(picked, dtype=torch.float64, memory_format=torch.contiguous_format).copy_(picked)
 
     def gram(self, other: Block, prior: Tensor) -> Tensor:
         right = other.dense()

@@ -85,7 +85,7 @@ class ConvBlock:
         return squares_of_pieces(self, self.deltas.shape[1], W)
 
     def columns(self, local: Tensor) -> Tensor:
-        return torch.cat([piece.columns(local) for piece in dense_pieces(self, self.deltas.shape[1])])
+        return torch.cat([piece.columns(local) for piece in dense_pieces(self, self.deltas.shape[1])], dim=1)
 
     def gram(self, other: Block, prior: Tensor) -> Tensor:
         left = self.dense()

@@ -47,11 +47,11 @@ class EmbeddingBlock:
     def columns(self, local: Tensor) -> Tensor:
         d = self.deltas.shape[3]
         entry, place = local // d, local % d
-        total = torch.zeros(self.n_rows, self.deltas.shape[1], len(local), dtype=torch.float64, device=local.device)
+        total = torch.zeros(len(local), self.n_rows, self.deltas.shape[1], dtype=torch.float64, device=local.device)
         for t in range(self.tokens.shape[1]):
-            hit = (self.tokens[:, t : t + 1] == entry).double()  # (m, k)
-            total += self.deltas[:, :, t].index_select(2, place).double() * hit.unsqueeze(1)
-        return total
+            hit = (self.tokens[:, t] == entry.unsqueeze(1)).double().unsqueeze(2)  # (k, m, 1)
+            total += self.deltas[:, :, t].permute(2, 0, 1).index_select(0, place) * hit
+        return total.flatten(1)
 
     def gram(self, other: Block, prior: Tensor) -> Tensor:
         if not isinstance(other, EmbeddingBlock) or not bool((prior == prior[0]).all()):

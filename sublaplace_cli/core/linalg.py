@@ -23,8 +23,13 @@ STRIP = 256  # rows of a symmetric matrix that are handled at a time
 
 
 def safe_cholesky(B: Tensor, describe: Callable[[int], str] = str) -> Tensor:
-    """Lower Cholesky factor, or an error that names the pivot and the likely causes."""
-    L, info = torch.linalg.cholesky_ex(B)
+    """Lower Cholesky factor, or an error that names the pivot and the likely causes.
+
+    The factor takes the place of B, which is used up: at these sizes a second matrix counts.
+    """
+    L = B.mT  # as symmetric as B, and in the order of memory in which LAPACK writes
+    info = torch.empty((), dtype=torch.int32, device=B.device)
+    torch.linalg.cholesky_ex(L, out=(L, info))
     pivot = int(info)
     if pivot == 0 and bool(torch.isfinite(L.diagonal()).all()):
         return L

@@ -66,7 +66,7 @@ class OuterBlock:
 
     def columns(self, local: Tensor) -> Tensor:
         if self.positions > 1 and ELEMENTWISE * len(local) > self.n_weights:
-            return torch.cat([piece.columns(local) for piece in dense_pieces(self, self.deltas.shape[1])])
+            return torch.cat([piece.columns(local) for piece in dense_pieces(self, self.deltas.shape[1])], dim=1)
         is_weight = local < self.n_weights
         d_in = self.inputs.shape[2]
         out = torch.where(is_weight, local // d_in, local - self.n_weights)
@@ -75,9 +75,13 @@ class OuterBlock:
         return functools.reduce(torch.Tensor.add_, parts)
 
     def _columns_at(self, t: int, into: Tensor, out: Tensor) -> Tensor:
-        a = torch.nn.functional.pad(self.inputs[:, t], (0, 1), value=1.0)  # (m, d_in + 1)
-        picked = a.index_select(1, into).double().unsqueeze(1)  # (m, 1, k)
-        return self.deltas[:, :, t].index_select(2, out) * picked  # (m, C, k), float64 by the second factor
+        m, C = self.deltas.shape[:2]
+        a = torch.ones(self.inputs.shape[2] + 1, m, 1, dtype=torch.float64, device=into.device)
+        a[:-1, :, 0] = self.inputs[:, t].T  # turned once: then a column is a run of memory
+        delta = self.deltas[:, :, t].permute(2, 0, 1).contiguous()  # (d_out, m, C)
+        if C == 1:
+            return a.index_select(0, into).mul_(delta.index_select(0, out)).flatten(1)
+        return (delta.index_select(0, out) * a.index_select(0, into)).flatten(1)
 
     def gram(self, other: Block, prior: Tensor) -> Tensor:
         v_weight, v_bias = self._priors(prior)

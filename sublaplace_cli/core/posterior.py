@@ -6,7 +6,9 @@ cost no digits. Fitting factorises once; `variance` only solves.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -40,24 +42,28 @@ class SubnetPosterior:
     prior: Tensor  # v_S (k,)
     form: Form
     factor: Tensor  # L of I + A′ᵀA′ (k, k), or of I + A′A′ᵀ (N·C, N·C)
-    columns: Tensor | None  # A′ (N·C, k), dual form only
-    freedom: float  # tr(Ω_SS⁻¹ (AᵀA)_SS): how many of the k parameters the data determine
+    columns: Tensor | None  # A′ᵀ (k, N·C), dual form only
     condition: float  # κ = λmax(A′ᵀA′), or a harmless bound of it
+    count_freedom: Callable[[], float]
+
+    @cached_property
+    def freedom(self) -> float:
+        """tr(Ω_SS⁻¹ (AᵀA)_SS): how many of the k parameters the data determine."""
+        return self.count_freedom()
 
     def variance(self, J_S: Tensor) -> Tensor:
-        """g_Sᵀ Ω_SS⁻¹ g_S for rows J_S (m, C, k) → (m, C)."""
-        g = (J_S / self.prior.sqrt()).flatten(0, 1).T  # (k, m·C)
-        flat = self._primal(g) if self.columns is None else self._dual(self.columns, g)
-        return flat.reshape(J_S.shape[:2])
+        """g_Sᵀ Ω_SS⁻¹ g_S for rows J_Sᵀ (k, m·C) → (m·C,)."""
+        g = J_S * self.prior.rsqrt().unsqueeze(1)
+        return self._primal(g) if self.columns is None else self._dual(self.columns, g)
 
     def _primal(self, g: Tensor) -> Tensor:
-        return solve_lower(self.factor, g).square().sum(0)
+        return solve_lower(self.factor, g).square_().sum(0)
 
     def _dual(self, A: Tensor, g: Tensor) -> Tensor:
         def residual_norms(chosen: Tensor, w: Tensor) -> Tensor:
-            return (g[:, chosen] - A.T @ w).square().sum(0)
+            return (g[:, chosen] - A @ w).square_().sum(0)
 
-        return dual_variance(self.factor, A @ g, g.square().sum(0), self.condition, residual_norms)
+        return dual_variance(self.factor, A.T @ g, g.square().sum(0), self.condition, residual_norms)
 
 
 @dataclass(frozen=True)
@@ -66,8 +72,13 @@ class FullPosterior:
 
     precision: Precision
     factor: Tensor  # L of I + K (N·C, N·C)
-    freedom: float
     condition: float
+    count_freedom: Callable[[], float]
+
+    @cached_property
+    def freedom(self) -> float:
+        """tr(Ω⁻¹AᵀA): how many parameters the data determine."""
+        return self.count_freedom()
 
     def variance(self, test: Jacobian, norms: Tensor) -> Tensor:
         """gᵀ Ω⁻¹ g for every row and output of `test` (M, C), given its squared norms (M·C,)."""
@@ -84,70 +95,86 @@ def fit_subnet(precision: Precision, S: Tensor, form: Form | None = None) -> Sub
     S = S.sort().values  # neighbours are quicker to fetch; the posterior does not mind the order
     k, rows = len(S), precision.n_rows
     form = form or ("primal" if k <= rows else "dual")
-    needed = 8 * (3 * k * k if form == "primal" else 2 * rows * (rows + k))
+    _require_room(precision, subnet_bytes(k, rows, form), f"a posterior over {k} parameters with {rows} rows")
+    return (_fit_primal if form == "primal" else _fit_dual)(precision, S)
+
+
+def _require_room(precision: Precision, needed: int, what: str, or_else: str = "") -> None:
     if needed > precision.memory:
         raise RunError(
-            f"a posterior over {k} parameters with {rows} rows needs about {needed / 2**30:.1f} GiB, more than "
-            f"the {precision.memory / 2**30:.1f} GiB allowed",
-            hint="lower --k, use fewer training rows, or raise --memory",
+            f"{what} needs about {needed / 2**30:.1f} GiB, more than the {precision.memory / 2**30:.1f} GiB allowed",
+            hint=f"lower --k, use fewer training rows (splits.train.n), or raise --memory{or_else}",
         )
-    return (_fit_primal if form == "primal" else _fit_dual)(precision, S)
+
+
+def subnet_bytes(k: int, rows: int, form: Form) -> int:
+    """Memory for the matrices of a sub-network's posterior while it is fitted."""
+    return 8 * (k * k if form == "primal" else rows * rows + 2 * rows * k)
+
+
+def full_bytes(rows: int) -> int:
+    """Memory for the matrix of the full posterior: K, which its factor takes the place of."""
+    return 8 * rows * rows
 
 
 def _fit_primal(precision: Precision, S: Tensor) -> SubnetPosterior:
     v = precision.prior[S]
-    scale = v.rsqrt()
+    scale = v.rsqrt().unsqueeze(1)
     B = torch.zeros(len(S), len(S), dtype=torch.float64, device=v.device)
     for A in precision.column_chunks(S):
-        add_upper(B, A.mul_(scale).T)
+        add_upper(B, A.mul_(scale))
     mirrored(B)
     condition = condition_of(B)
     if condition > QR_CONDITION:
-        L = factor_of_rows((A.mul_(scale) for A in precision.column_chunks(S)), len(S), v)
+        del B
+        _require_room(precision, 4 * subnet_bytes(len(S), 0, "primal"), f"an ill-conditioned posterior over {len(S)}")
+        L = factor_of_rows((A.mul_(scale).T for A in precision.column_chunks(S)), len(S), v)
     else:
         B.diagonal().add_(1.0)
         L = safe_cholesky(B, lambda i: precision.layout.describe(int(S[i])))
-    freedom = float((1.0 - inverse_square_sums(L)).clamp(min=0.0).sum())  # k − tr(Ω⁻¹V)
-    if freedom < WEAK_DATA * len(S):  # … which cancels where the data say little; ‖L⁻¹A′ᵀ‖² does not
-        freedom = sum(float(solve_lower(L, A.mul_(scale).T).square().sum()) for A in precision.column_chunks(S))
-    return SubnetPosterior(S, v, "primal", L, None, freedom, condition)
+
+    def freedom() -> float:
+        plain = float((1.0 - inverse_square_sums(L)).clamp(min=0.0).sum())  # k − tr(Ω⁻¹V)
+        if plain >= WEAK_DATA * len(S):
+            return plain  # … which cancels where the data say little; ‖L⁻¹A′ᵀ‖² does not
+        return sum(float(solve_lower(L, A.mul_(scale)).square_().sum()) for A in precision.column_chunks(S))
+
+    return SubnetPosterior(S, v, "primal", L, None, condition, freedom)
 
 
 def _fit_dual(precision: Precision, S: Tensor) -> SubnetPosterior:
     v = precision.prior[S]
-    A = precision.columns(S).mul_(v.rsqrt())  # (N·C, k)
-    L, freedom, condition = _factor_gram(self_product(A))
-    return SubnetPosterior(S, v, "dual", L, A, freedom, condition)
+    A = precision.columns(S).mul_(v.rsqrt().unsqueeze(1))  # (k, N·C)
+    L, condition, freedom = _factor_gram(self_product(A.T))
+    return SubnetPosterior(S, v, "dual", L, A, condition, freedom)
 
 
 def fit_full(precision: Precision) -> FullPosterior:
     """Full linearized Laplace; nothing of size p × p exists."""
     rows = precision.n_rows
-    needed = 8 * 4 * rows * rows
-    if needed > precision.memory:
-        raise RunError(
-            f"the full posterior over {rows} rows needs about {needed / 2**30:.1f} GiB for its Gram matrix, more "
-            f"than the {precision.memory / 2**30:.1f} GiB allowed",
-            hint="use fewer training rows (splits.train.n), raise --memory, or go without it: --full none",
-        )
-    L, freedom, condition = _factor_gram(precision.gram())
-    return FullPosterior(precision, L, freedom, condition)
+    _require_room(precision, full_bytes(rows), f"the full posterior over {rows} rows", or_else=" or --full none")
+    return FullPosterior(precision, *_factor_gram(precision.gram()))
 
 
-def _factor_gram(K: Tensor) -> tuple[Tensor, float, float]:
-    """(L of I + K, tr((I + K)⁻¹K), λmax of K)."""
+def _factor_gram(K: Tensor) -> tuple[Tensor, float, Callable[[], float]]:
+    """(L of I + K, λmax of K, what tells tr((I + K)⁻¹K)); K is used up."""
     condition = condition_of(K)
     diagonal = K.diagonal().clone()
     K.diagonal().add_(1.0)
     L = safe_cholesky(K, lambda i: f"training row {i}")
-    # N·C − tr M, summed as the rows' own shares, each between 0 and 1: cheap, but it cancels where the data say
-    # next to nothing; then tr(L⁻¹KL⁻ᵀ), a sum of positive terms.
-    freedom = float((1.0 - inverse_square_sums(L)).clamp(min=0.0).sum())
-    if freedom < WEAK_DATA * len(K):
+
+    def freedom() -> float:
+        # N·C − tr M, summed as the rows' own shares, each between 0 and 1: cheap, but it cancels where the data
+        # say next to nothing; then tr(L⁻¹KL⁻ᵀ), a sum of positive terms.
+        plain = float((1.0 - inverse_square_sums(L)).clamp(min=0.0).sum())
+        if plain >= WEAK_DATA * len(L):
+            return plain
+        K = L @ L.T
         K.diagonal().copy_(diagonal)
         half = solve_lower(L, K)
-        freedom = float((solve_lower(L, half.T.contiguous())).diagonal().sum())
-    return L, freedom, condition
+        return float((solve_lower(L, half.T.contiguous())).diagonal().sum())
+
+    return L, condition, freedom
 
 
 def diagonal_variance(precision: Precision, data_diagonal: Tensor, test: Jacobian) -> Tensor:
@@ -162,4 +189,5 @@ def diagonal_freedom(precision: Precision, data_diagonal: Tensor) -> float:
 
 def subnet_variance(posterior: SubnetPosterior, test: Jacobian, memory: int) -> Tensor:
     """`posterior.variance` over all rows of `test` (M, C), a chunk of rows at a time."""
-    return torch.cat([posterior.variance(J_S) for _, J_S in column_chunks(test, posterior.indices, memory)])
+    chunks = column_chunks(test, posterior.indices, memory)
+    return torch.cat([posterior.variance(J_S) for _, J_S in chunks]).reshape(test.outputs.shape)

@@ -6,6 +6,7 @@ row chunks or blocks of the Jacobian, within a memory budget.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,11 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .blocks import Block, weighted
+from .blocks import Block
 from .conv import ConvBlock
 from .jacobian import TILE_SHARE, Jacobian, block_groups, row_tiles
 from .layout import Layout
 from .linalg import mirrored
+
+WEIGHED_ROWS = 1024  # rows of a matrix that are weighed at a time
 
 
 @dataclass(frozen=True)
@@ -43,30 +46,34 @@ class Precision:
         return squared_gradients(self.jacobian, self.root, self.memory)
 
     def column_chunks(self, S: Tensor) -> Iterator[Tensor]:
-        """A[:, S], a chunk of rows at a time (m·C, k), each the caller's to change."""
+        """A[:, S]ᵀ, a chunk of rows at a time (k, m·C), each the caller's to change."""
         for start, J_S in column_chunks(self.jacobian, S, self.memory):
-            W = self.root[start : start + len(J_S)]
-            A = J_S.mul_(W) if W.shape[1] == 1 else weighted(J_S, W)  # J_S is ours: no copy for one output
-            yield A.reshape(-1, len(S))
+            C = self.root.shape[1]
+            W = self.root[start : start + J_S.shape[1] // C]
+            yield J_S.mul_(W.flatten()) if C == 1 else weigh_columns(J_S, W)  # J_S is ours: no copy for one output
 
     def columns(self, S: Tensor) -> Tensor:
-        """A[:, S] as a whole (N·C, k)."""
-        A = torch.empty(self.n_rows, len(S), dtype=torch.float64, device=self.root.device)
+        """A[:, S]ᵀ as a whole (k, N·C)."""
+        chunks = self.column_chunks(S)
+        first = next(chunks)
+        if first.shape[1] == self.n_rows:
+            return first
+        A = torch.empty(len(S), self.n_rows, dtype=torch.float64, device=self.root.device)
         done = 0
-        for chunk in self.column_chunks(S):
-            A[done : done + len(chunk)] = chunk
-            done += len(chunk)
+        for chunk in itertools.chain([first], chunks):
+            A[:, done : done + chunk.shape[1]] = chunk
+            done += chunk.shape[1]
         return A
 
     def gram(self) -> Tensor:
         """K = A V⁻¹ Aᵀ (N·C, N·C)."""
         K = gram(self.jacobian, self.jacobian, self.prior, self.memory)
-        return weigh_columns(weigh_columns(K, self.root).T, self.root)
+        return weigh_columns(weigh_columns(K, self.root, in_place=True).T, self.root, in_place=True)
 
     def cross_gram(self, other: Jacobian) -> Tensor:
         """A V⁻¹ J′ᵀ with the unweighted rows of another Jacobian (N·C, M·C)."""
         cross = gram(other, self.jacobian, self.prior, self.memory)
-        return weigh_columns(cross, self.root).T
+        return weigh_columns(cross, self.root, in_place=True).T
 
     def residual_norms(self, other: Jacobian, chosen: Tensor, w: Tensor) -> Tensor:
         """‖g − Aᵀw‖² in the metric V⁻¹ for chosen rows g (flat over M·C) of another Jacobian."""
@@ -106,14 +113,18 @@ def squared_gradients(jacobian: Jacobian, root: Tensor | None, memory: int) -> T
 
 
 def column_chunks(jacobian: Jacobian, S: Tensor, memory: int) -> Iterator[tuple[int, Tensor]]:
-    """(first row, J[rows, :, S]) in the order of S (m, C, k), reading only the blocks that hold some of S."""
+    """(first row, J[rows, S]ᵀ) in the order of S (k, m·C), reading only the blocks that hold some of S."""
     C = jacobian.outputs.shape[1]
     places = _places(jacobian, S)
     which = [i for i, _, _ in places]
     for a, b in row_tiles(jacobian, memory, which, extra=16 * C * len(S)):
-        J_S = torch.empty(b - a, C, len(S), dtype=torch.float64, device=jacobian.outputs.device)
-        for block, (_, positions, local) in zip(jacobian.load(a, b, which), places, strict=True):
-            J_S[:, :, positions] = block.columns(local)
+        blocks = jacobian.load(a, b, which)
+        if len(blocks) == 1 and isinstance(places[0][1], slice):
+            yield a, blocks[0].columns(places[0][2])
+            continue
+        J_S = torch.empty(len(S), (b - a) * C, dtype=torch.float64, device=jacobian.outputs.device)
+        for block, (_, positions, local) in zip(blocks, places, strict=True):
+            J_S[positions] = block.columns(local)
         yield a, J_S
 
 
@@ -152,12 +163,16 @@ def row_norms(jacobian: Jacobian, prior: Tensor, memory: int) -> Tensor:
     return norms
 
 
-def weigh_columns(K: Tensor, W: Tensor) -> Tensor:
+def weigh_columns(K: Tensor, W: Tensor, in_place: bool = False) -> Tensor:
     """K with its columns (n, c) turned by Wₙ: (r, N·C) → (r, N·C)."""
     N, C, _ = W.shape
     if C == 1:
-        return K * W.reshape(1, N)
-    return torch.einsum("rnc,ncd->rnd", K.reshape(-1, N, C), W).reshape(-1, N * C)
+        return K.mul_(W.reshape(1, N)) if in_place else K * W.reshape(1, N)
+    result = K if in_place else torch.empty_like(K)
+    for top in range(0, len(K), WEIGHED_ROWS):  # a few rows at a time: K may be as large as memory allows
+        rows = slice(top, top + WEIGHED_ROWS)
+        result[rows] = torch.einsum("rnc,ncd->rnd", K[rows].reshape(-1, N, C), W).reshape(-1, N * C)
+    return result
 
 
 def weigh_rows(w: Tensor, W: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ def full_posterior_of(session: Session) -> FullPosterior:
             session.report.note(f"reusing {stem}")
             session.artifacts[stem] = str(found.path)
             factor = found.tensor("factor", (precision.n_rows, precision.n_rows)).to(session.device)
-            full = FullPosterior(precision, factor, found.meta["freedom"], found.meta["condition"])
+            full = FullPosterior(precision, factor, found.meta["condition"], lambda: found.meta["freedom"])
         else:
             with session.timed("full"):
                 full = fit_full(precision)
@@ -119,9 +119,9 @@ def _read_subnet(session: Session, found: Artifact) -> SubnetPosterior:
         prior=found.tensor("prior", (k,)).to(session.device),
         form=found.meta["form"],
         factor=found.tensor("factor", (side, side)).to(session.device),
-        columns=found.tensor("columns", (rows, k)).to(session.device) if dual else None,
-        freedom=found.meta["freedom"],
+        columns=found.tensor("columns", (k, rows)).to(session.device) if dual else None,
         condition=found.meta["condition"],
+        count_freedom=lambda: found.meta["freedom"],
     )
 
 

@@ -59,7 +59,7 @@ def test_the_diagonal_is_that_of_the_dense_data_term(name, prior):
 def test_columns_times_columns_is_the_dense_data_term(name, prior):
     problem = solved(name, prior)
     S = subset(problem.p, min(problem.p, 20))
-    A = problem.precision.columns(S)
+    A = problem.precision.columns(S).T
     assert_close(A.T @ A, reference.data_term(problem.J, problem.H)[S][:, S], 1e-9)
     assert_close(A, weighted_rows(problem)[:, S], 1e-12)
 
@@ -243,7 +243,7 @@ def test_the_grid_of_passes_covers_what_is_asked_for():
 def test_columns_keep_the_order_of_the_selection_across_blocks():
     problem = solved("attention")
     S = torch.tensor([400, 3, 250, 89, 2])
-    assert torch.equal(problem.precision.columns(S), weighted_columns(problem, S))
+    assert torch.equal(problem.precision.columns(S).T, weighted_columns(problem, S))
 
 
 def weighted_columns(problem: Problem, S: torch.Tensor) -> torch.Tensor:

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from sublaplace_cli.core.blocks import Block, weighted
+from sublaplace_cli.core.blocks import Block
 from sublaplace_cli.core.capture import Capture
 from sublaplace_cli.core.jacobian import HeldJacobian, block_groups, row_tiles
 from sublaplace_cli.core.layout import Layout
 from sublaplace_cli.core.likelihoods import binary
 from sublaplace_cli.core.linalg import solve_lower, solve_lower_transposed
 from sublaplace_cli.core.posterior import SubnetPosterior, diagonal_variance
-from sublaplace_cli.core.precision import Precision, row_norms
+from sublaplace_cli.core.precision import Precision, row_norms, weigh_columns
 from sublaplace_cli.core.structure import Layer, layer_blocks, recognise
 from sublaplace_cli.models.cifar_resnet import cifar_resnet
 
@@ -143,34 +143,34 @@ def test_pulled_rows(problem: Problem) -> None:
 
 
 def columns(blocks: list[Block], rows: int) -> Tensor:
-    """J[:, :, S] with k indices spread over all blocks, as `column_chunks` puts them together."""
+    """Jᵀ at k indices spread over all blocks, as `column_chunks` puts them together."""
     share = [K * block.span.stop // P - K * block.span.start // P for block in blocks]
     assert sum(share) == K
-    J_S = on_device(rows, 1, K, dtype=torch.float64)
+    J_S = on_device(K, rows, dtype=torch.float64)
     left = 0
     for block, count in zip(blocks, share, strict=True):
         positions = torch.arange(left, left + count, device="meta")
-        J_S[:, :, positions] = block.columns(on_device(count, dtype=torch.int64))
+        J_S[positions] = block.columns(on_device(count, dtype=torch.int64))
         left += count
     return J_S
 
 
 def test_columns_factor_and_variance_of_the_primal_form(problem: Problem) -> None:
-    A = weighted(columns(problem.precision.jacobian.load(0, N), N), problem.precision.root).reshape(-1, K)
-    assert holds(A, N, K)
-    B = torch.addmm(torch.zeros(K, K, dtype=torch.float64, device=A.device), A.T, A)
+    A = weigh_columns(columns(problem.precision.jacobian.load(0, N), N), problem.precision.root)
+    assert holds(A, K, N)
+    B = torch.addmm(torch.zeros(K, K, dtype=torch.float64, device=A.device), A, A.T)
     L, info = torch.linalg.cholesky_ex(B)
     assert holds(L, K, K)
     assert holds(info, dtype=torch.int32)
     S, prior = on_device(K, dtype=torch.int64), on_device(K, dtype=torch.float64)
-    posterior = SubnetPosterior(S, prior, "primal", L, None, 0.0, 0.0)
-    assert holds(posterior.variance(columns(problem.test.load(0, M), M)), M, 1)
+    posterior = SubnetPosterior(S, prior, "primal", L, None, 0.0, lambda: 0.0)
+    assert holds(posterior.variance(columns(problem.test.load(0, M), M)), M)
 
 
 def test_factor_and_solves_of_the_dual_form(problem: Problem) -> None:
-    A = columns(problem.precision.jacobian.load(0, N), N).flatten(0, 1)
-    L = torch.linalg.cholesky_ex(A @ A.T).L
-    cross = A @ columns(problem.test.load(0, M), M).flatten(0, 1).T
+    A = columns(problem.precision.jacobian.load(0, N), N)
+    L = torch.linalg.cholesky_ex(A.T @ A).L
+    cross = A.T @ columns(problem.test.load(0, M), M)
     assert holds(solve_lower_transposed(L, solve_lower(L, cross)), N, M)
 
 

@@ -198,7 +198,7 @@ class _DualSchur:
     def extend(self, A: Tensor, _T: Tensor) -> None:
         if A.shape[1]:
             self.outer.addmm_(A, A.T)
-            self.L = safe_cholesky(self.outer)  # from scratch: no drift, and no dearer than the panel
+            self.L = safe_cholesky(self.outer.clone())  # from scratch: no drift, and no dearer than the panel
 
 
 class _ColumnCache:
@@ -222,6 +222,6 @@ class _ColumnCache:
         wanted = largest(bounds, width)
         S = self.candidates[wanted]
         self.held = self.held[:0]  # let go of the old ones first
-        self.held = (self.precision.columns(S) * self.precision.prior[S].rsqrt()).T.contiguous()
+        self.held = self.precision.columns(S).mul_(self.precision.prior[S].rsqrt().unsqueeze(1))
         self.slot.fill_(-1)
         self.slot[wanted] = torch.arange(width, device=self.slot.device)

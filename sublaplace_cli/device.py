@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import sys
 from pathlib import Path
 
 import torch
@@ -46,14 +48,26 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def peak_memory() -> int:
+    """The most memory that this process has had so far."""
+    seen = _kilobytes("/proc/self/status", "VmHWM:")
+    if seen is not None:
+        return seen * 1024
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
 def _machine_available() -> int:
+    seen = _kilobytes("/proc/meminfo", "MemAvailable:")
+    return seen * 1024 if seen is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _kilobytes(path: str, name: str) -> int | None:
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+        lines = Path(path).read_text().splitlines()
     except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith(name)), None)
 
 
 def _container_available() -> int:

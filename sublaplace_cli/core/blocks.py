@@ -45,8 +45,8 @@ class Block(Protocol):
         """Columns at these positions within the block, each a run of memory (len(local), m·C)."""
         ...
 
-    def gram(self, other: Block, prior: Tensor) -> Tensor:
-        """J V⁻¹ J′ᵀ with the same block of other rows (m·C, m′·C), `prior` being its part of v.
+    def add_gram(self, other: Block, prior: Tensor, total: Tensor) -> None:
+        """total += J V⁻¹ J′ᵀ with the same block of other rows (m·C, m′·C), `prior` being its part of v.
 
         With itself, only what lies on and above the diagonal need be right.
         """
@@ -136,15 +136,13 @@ class DenseBlock:
         picked = self.flat.index_select(1, local).T
         return torch.empty_like(picked, dtype=torch.float64, memory_format=torch.contiguous_format).copy_(picked)
 
-    def gram(self, other: Block, prior: Tensor) -> Tensor:
+    def add_gram(self, other: Block, prior: Tensor, total: Tensor) -> None:
         right = other.dense()
-        total = torch.zeros(len(self.flat), len(right.flat), dtype=torch.float64, device=self.values.device)
         for cut in self._panels():
             if right is self:
                 add_upper(total, self.flat[:, cut].double() * prior[cut].rsqrt())
             else:
                 total.addmm_(self.flat[:, cut].double() / prior[cut], right.flat[:, cut].double().T)
-        return total
 
     def norms(self, prior: Tensor) -> Tensor:
         parts = [(self.flat[:, cut].double().square() / prior[cut]).sum(1) for cut in self._panels()]

@@ -6,13 +6,17 @@ with a group a row gives a whole batch, in less time than unfolding would take.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from .blocks import Block, DenseBlock, dense_pieces, squares_of_pieces
+
+# One number of a column made alone costs about as much as this many of a whole row written out (measured: 64 channels).
+ELEMENTWISE = 128
+FEW_COLUMNS = 64  # columns that are put together at a time, because each takes all its places for a moment
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,18 @@ class Geometry:
             delta, a, like, None, self.stride, self.padding, self.dilation, False, none, m * self.groups, wanted
         )[1]
         return gradients.reshape(m, *self.weight_shape)
+
+    def seen_by(self, inputs: Tensor, tap: Sequence[int], places: Sequence[int]) -> Tensor:
+        """What one place of the kernel sees of the inputs, for every output place (m, C_in, places…)."""
+        margins = [side for p in reversed(self.padding) for side in (p, p)]
+        padded = torch.nn.functional.pad(inputs, margins)
+        for axis, (at, step, wide, count) in enumerate(
+            zip(tap, self.stride, self.dilation, places, strict=True), start=2
+        ):
+            first = at * wide
+            padded = padded.narrow(axis, first, (count - 1) * step + 1)
+            padded = padded[(slice(None),) * axis + (slice(None, None, step),)]
+        return padded
 
 
 @dataclass(frozen=True)
@@ -85,11 +101,28 @@ class ConvBlock:
         return squares_of_pieces(self, self.deltas.shape[1], W)
 
     def columns(self, local: Tensor) -> Tensor:
+        if ELEMENTWISE * len(local) <= self.width:
+            return torch.cat([self._few_columns(part) for part in local.split(FEW_COLUMNS)])
         return torch.cat([piece.columns(local) for piece in dense_pieces(self, self.deltas.shape[1])], dim=1)
 
-    def gram(self, other: Block, prior: Tensor) -> Tensor:
+    def _few_columns(self, local: Tensor) -> Tensor:
+        """Σ over places of δ times the input that this one weight sees there, without writing out the others."""
+        where = torch.unravel_index(local, self.geometry.weight_shape)
+        out, into, taps = where[0], where[1], torch.stack(where[2:], dim=1)
+        per_group = self.geometry.weight_shape[0] // self.geometry.groups
+        channel = out // per_group * self.geometry.weight_shape[1] + into
+        columns = torch.empty(len(local), self.n_rows, self.deltas.shape[1], dtype=torch.float64, device=local.device)
+        for tap in torch.unique(taps, dim=0).tolist():
+            chosen = (taps == torch.tensor(tap, device=taps.device)).all(1).nonzero().squeeze(1)
+            seen = self.geometry.seen_by(self.inputs, tap, self.deltas.shape[3:])
+            a = seen.index_select(1, channel[chosen]).flatten(2).double().unsqueeze(1)  # (m, 1, k, places)
+            delta = self.deltas.index_select(2, out[chosen]).flatten(3)  # (m, C, k, places)
+            columns[chosen] = (delta * a).sum(3).permute(2, 0, 1)
+        return columns.flatten(1)
+
+    def add_gram(self, other: Block, prior: Tensor, total: Tensor) -> None:
         left = self.dense()
-        return left.gram(left if other is self else other, prior)
+        left.add_gram(left if other is self else other, prior, total)
 
     def norms(self, prior: Tensor) -> Tensor:
         return torch.cat([piece.norms(prior) for piece in dense_pieces(self, self.deltas.shape[1])])

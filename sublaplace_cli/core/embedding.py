@@ -53,16 +53,17 @@ class EmbeddingBlock:
             total += self.deltas[:, :, t].permute(2, 0, 1).index_select(0, place) * hit
         return total.flatten(1)
 
-    def gram(self, other: Block, prior: Tensor) -> Tensor:
+    def add_gram(self, other: Block, prior: Tensor, total: Tensor) -> None:
         if not isinstance(other, EmbeddingBlock) or not bool((prior == prior[0]).all()):
             left = self.dense()
-            return left.gram(left if other is self else other, prior)
+            left.add_gram(left if other is self else other, prior, total)
+            return
         m, C, T, _ = self.deltas.shape
         n, _, S, _ = other.deltas.shape
         gradient = self.deltas.double().flatten(0, 2) @ other.deltas.double().flatten(0, 2).T / prior[0]
         same = (self.tokens.flatten().unsqueeze(1) == other.tokens.flatten()).double()  # (m·T, n·S)
         product = gradient.view(m, C, T, n, C, S) * same.view(m, 1, T, n, 1, S)
-        return product.sum(dim=(2, 5)).reshape(m * C, n * C)
+        total += product.sum(dim=(2, 5)).reshape(m * C, n * C)
 
     def norms(self, prior: Tensor) -> Tensor:
         if not bool((prior == prior[0]).all()):

@@ -108,13 +108,14 @@ def row_tiles(
     which: Sequence[int] | None = None,
     extra: int = 0,
     most: int | None = None,
+    cap: int = MOST_TILE_BYTES,
 ) -> list[tuple[int, int]]:
     """Slices of at most `most` rows whose blocks, with `extra` bytes a row, stay within a share of the memory.
 
     Tiles keep to the grain in which the rows are made or stored, so that none is made or read twice.
     """
     n_rows = len(jacobian.outputs)
-    budget = min(memory // TILE_SHARE, MOST_TILE_BYTES)
+    budget = min(memory // TILE_SHARE, cap)
     step = max(1, min(n_rows, budget // max(bytes_per_row(jacobian, which) + extra, 1), most or n_rows))
     if step > jacobian.grain:
         step -= step % jacobian.grain

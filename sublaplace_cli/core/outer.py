@@ -83,13 +83,15 @@ class OuterBlock:
             return a.index_select(0, into).mul_(delta.index_select(0, out)).flatten(1)
         return (delta.index_select(0, out) * a.index_select(0, into)).flatten(1)
 
-    def gram(self, other: Block, prior: Tensor) -> Tensor:
+    def add_gram(self, other: Block, prior: Tensor, total: Tensor) -> None:
         v_weight, v_bias = self._priors(prior)
         if not isinstance(other, OuterBlock) or v_weight is None or not self._factored_is_cheaper(other.positions):
             left = self.dense()
-            return left.gram(left if other is self else other, prior)
+            left.add_gram(left if other is self else other, prior, total)
+            return
         if self.positions == other.positions == self.deltas.shape[1] == 1:
-            return self._plain_gram(other, v_weight, v_bias)
+            self._add_plain_gram(other, v_weight, v_bias, total)
+            return
         m, C, T, _ = self.deltas.shape
         n, _, S, _ = other.deltas.shape
         kernel = self.inputs.double().flatten(0, 1) @ other.inputs.double().flatten(0, 1).T / v_weight  # (m·T, n·S)
@@ -97,20 +99,18 @@ class OuterBlock:
             kernel += 1 / v_bias
         gradient = self.deltas.double().flatten(0, 2) @ other.deltas.double().flatten(0, 2).T  # (m·C·T, n·C·S)
         product = gradient.view(m, C, T, n, C, S) * kernel.view(m, 1, T, n, 1, S)
-        return product.sum(dim=(2, 5)).reshape(m * C, n * C)
+        total += product.sum(dim=(2, 5)).reshape(m * C, n * C)
 
-    def _plain_gram(self, other: OuterBlock, v_weight: float, v_bias: float | None) -> Tensor:
+    def _add_plain_gram(self, other: OuterBlock, v_weight: float, v_bias: float | None, total: Tensor) -> None:
         """(a·a′/v_W + 1/v_b)(δ·δ′) for one position and one output, in strips that stay in the cache."""
         a, delta = self.inputs[:, 0].double() / v_weight, self.deltas[:, 0, 0].double()
         b, epsilon = other.inputs[:, 0].double().T, other.deltas[:, 0, 0].double().T
-        total = torch.empty(len(a), b.shape[1], dtype=torch.float64, device=a.device)
         for top in range(0, len(a), STRIP):
             rows, columns = slice(top, top + STRIP), slice(top if other is self else 0, None)
             kernel = a[rows] @ b[:, columns]
             if v_bias is not None:
                 kernel += 1 / v_bias
-            torch.mul(kernel, delta[rows] @ epsilon[:, columns], out=total[rows, columns])
-        return total
+            total[rows, columns].addcmul_(kernel, delta[rows] @ epsilon[:, columns])
 
     def _factored_is_cheaper(self, other_positions: int) -> bool:
         d_out, d_in = self.deltas.shape[3], self.inputs.shape[2]

@@ -19,7 +19,9 @@ from .conv import ConvBlock
 from .jacobian import TILE_SHARE, Jacobian, block_groups, row_tiles
 from .layout import Layout
 from .linalg import mirrored
+from .progress import Watch, unwatched
 
+GRAM_TILE_BYTES = 2**30  # a Gram reads every tile once for each tile of the other side: the larger, the fewer times
 WEIGHED_ROWS = 1024  # rows of a matrix that are weighed at a time
 
 
@@ -31,6 +33,7 @@ class Precision:
     root: Tensor  # W (N, C, C)
     prior: Tensor  # v (p,)
     memory: int
+    watch: Watch = unwatched
 
     @property
     def layout(self) -> Layout:
@@ -67,12 +70,12 @@ class Precision:
 
     def gram(self) -> Tensor:
         """K = A V⁻¹ Aᵀ (N·C, N·C)."""
-        K = gram(self.jacobian, self.jacobian, self.prior, self.memory)
+        K = gram(self.jacobian, self.jacobian, self.prior, self.memory, self.watch)
         return weigh_columns(weigh_columns(K, self.root, in_place=True).T, self.root, in_place=True)
 
     def cross_gram(self, other: Jacobian) -> Tensor:
         """A V⁻¹ J′ᵀ with the unweighted rows of another Jacobian (N·C, M·C)."""
-        cross = gram(other, self.jacobian, self.prior, self.memory)
+        cross = gram(other, self.jacobian, self.prior, self.memory, self.watch)
         return weigh_columns(cross, self.root, in_place=True).T
 
     def residual_norms(self, other: Jacobian, chosen: Tensor, w: Tensor) -> Tensor:
@@ -128,23 +131,27 @@ def column_chunks(jacobian: Jacobian, S: Tensor, memory: int) -> Iterator[tuple[
         yield a, J_S
 
 
-def gram(left: Jacobian, right: Jacobian, prior: Tensor, memory: int) -> Tensor:
+def gram(left: Jacobian, right: Jacobian, prior: Tensor, memory: int, watch: Watch = unwatched) -> Tensor:
     """J V⁻¹ J′ᵀ (M·C, M′·C), unweighted; of one Jacobian with itself only one triangle is computed."""
     C, device = left.outputs.shape[1], left.outputs.device
     K = torch.zeros(len(left.outputs) * C, len(right.outputs) * C, dtype=torch.float64, device=device)
     same = left is right
     # A tile's own part of K, and what a structured block needs to make it, must fit as well.
     most = max(1, math.isqrt(memory // TILE_SHARE // 24) // C)
-    for group in block_groups(left, right):
-        columns = row_tiles(right, memory, group, most=most)
-        for a, b in row_tiles(left, memory, group, most=most):
-            A = [_ready(block) for block in left.load(a, b, group)]
-            for c, d in columns:
-                if same and c < a:  # the tiles of one Jacobian lie on one grid: below the diagonal, mirrored later
-                    continue
-                B = A if same and c == a else [_ready(block) for block in right.load(c, d, group)]
-                for x, y in zip(A, B, strict=True):
-                    K[a * C : b * C, c * C : d * C] += x.gram(y, prior[x.span])
+    groups = block_groups(left, right)
+    tiles = [[row_tiles(q, memory, group, most=most, cap=GRAM_TILE_BYTES) for q in (left, right)] for group in groups]
+    label = "Gram matrix of the training rows" if same else "Gram matrix of test and training rows"
+    with watch(label, sum(len(rows) for rows, _ in tiles)) as progress:
+        for group, (rows, columns) in zip(groups, tiles, strict=True):
+            for a, b in rows:
+                A = [_ready(block) for block in left.load(a, b, group)]
+                for c, d in columns:
+                    if same and c < a:  # the tiles of one Jacobian lie on one grid: below the diagonal, mirrored later
+                        continue
+                    B = A if same and c == a else [_ready(block) for block in right.load(c, d, group)]
+                    for x, y in zip(A, B, strict=True):
+                        x.add_gram(y, prior[x.span], K[a * C : b * C, c * C : d * C])
+                progress.advance(1)
     return mirrored(K) if same else K
 
 

@@ -87,7 +87,7 @@ def precision_of(session: Session) -> Precision:
     if "precision" not in session.kept:
         jacobian = jacobian_of(session, "train")
         root = load(LIKELIHOODS[session.task])(jacobian.outputs, noise_variance(session) or 1.0)
-        session.kept["precision"] = Precision(jacobian, root, session.prior, session.memory)
+        session.kept["precision"] = Precision(jacobian, root, session.prior, session.memory, session.report.progress)
     return session.kept["precision"]
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..core.blocks import PANEL
+from ..core.jacobian import MOST_TILE_BYTES, TILE_SHARE
+from ..core.posterior import full_bytes, subnet_bytes
+from ..core.precision import GRAM_TILE_BYTES
+from ..device import peak_memory
 from ..files.run_folder import file_stem
 from .passes import held_form, jacobian_bytes, settled_bytes, will_store
 from .request import Choice, actual_k
 from .session import Session
-
-BASE_MEMORY = 250 * 2**20  # interpreter, torch and the run-time of its kernels
 
 
 def plan(session: Session, command: str, wanted: list[Choice]) -> dict[str, Any]:
@@ -58,14 +61,35 @@ def _files(session: Session, command: str, wanted: list[Choice]) -> dict[str, in
 
 
 def _peak(session: Session, command: str, wanted: list[Choice]) -> int:
-    p, C = session.layout.size, session.n_outputs
-    rows = len(session.split("train")) * C
+    """This process as it is, with data, weights and a first pass behind it; what stays; the largest of what comes."""
+    p, rows = session.layout.size, len(session.split("train")) * session.n_outputs
     names = dict.fromkeys(session.split_name(name) for name in session.splits)
     held = sum(settled_bytes(session, name) for name in names if held_form(session, name))
-    one_pass = session.capture.rows_per_pass * sum(block.row_bytes for block in session.capture.pattern)
-    largest = 0
-    for choice in wanted:
-        k = actual_k(choice, p) or 0
-        largest = max(largest, 8 * (3 * k * k if k <= rows else 2 * rows * (rows + k)))
-    full = 8 * 4 * rows * rows if command == "evaluate" and session.settings.full == "exact" else 0
-    return BASE_MEMORY + held + max(3 * one_pass, largest, full) + 24 * p
+    stages = [_passes(session), _tiles(session, MOST_TILE_BYTES)]
+    if command in ("fit", "evaluate"):
+        stages += [_subnet(session, rows, k) for choice in wanted if (k := actual_k(choice, p)) is not None]
+    if command == "evaluate" and session.settings.full == "exact":
+        test = len(session.split("test")) * session.n_outputs
+        # The Gram matrix with its tiles, then the cross Gram and what the solve makes of it.
+        stages.append(full_bytes(rows) + 8 * 2 * rows * test + 2 * _tiles(session, GRAM_TILE_BYTES))
+    return peak_memory() + held + 8 * 3 * p + max(stages)
+
+
+def _passes(session: Session) -> int:
+    capture = session.capture
+    return capture.rows_per_pass * capture.row_bytes
+
+
+def _tiles(session: Session, cap: int) -> int:
+    """One tile of rows while its blocks answer a question; of held rows only the float64 copies of a panel."""
+    blocks = session.capture.pattern
+    if held_form(session, "train"):
+        return len(session.split("train")) * session.n_outputs * 8 * min(PANEL, max(block.width for block in blocks))
+    widest = max(block.row_bytes for block in blocks)
+    return min(len(session.split("train")) * widest, cap, session.memory // TILE_SHARE)
+
+
+def _subnet(session: Session, rows: int, k: int) -> int:
+    """Its matrices, and the columns of a chunk of rows, once put together and once as they come from a block."""
+    chunk = min(8 * 2 * rows * k, min(MOST_TILE_BYTES, session.memory // TILE_SHARE))
+    return subnet_bytes(k, rows, "primal" if k <= rows else "dual") + chunk + _tiles(session, MOST_TILE_BYTES)

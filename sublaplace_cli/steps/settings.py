@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ..core.progress import Progress, unwatched
 from ..errors import UserError
 
 
@@ -56,14 +57,6 @@ class Settings:
     significant: bool = False
 
 
-class Progress(Protocol):
-    """A piece of long work that says how far it is."""
-
-    def advance(self, amount: int) -> None: ...
-    def __enter__(self) -> Progress: ...
-    def __exit__(self, *exc: object) -> None: ...
-
-
 class Reporter(Protocol):
     """Where notes and progress go; results never do."""
 
@@ -74,24 +67,15 @@ class Reporter(Protocol):
 
 
 class Silent:
-    """A reporter for library use; also its own progress."""
+    """A reporter for library use."""
 
     def note(self, text: str) -> None:
         pass
 
     detail = warn = note
 
-    def progress(self, label: str, total: int) -> Silent:
-        return self
-
-    def advance(self, amount: int) -> None:
-        pass
-
-    def __enter__(self) -> Silent:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
+    def progress(self, label: str, total: int) -> Progress:
+        return unwatched(label, total)
 
 
 _UNITS = {

@@ -25,6 +25,14 @@ NOISE = 0.3  # sigma2 of the regression cases
 PRIORS = ("equal", "unequal")
 
 
+def block_gram(block: Block, other: Block, v: Tensor) -> Tensor:
+    """J V⁻¹ J′ᵀ of two blocks."""
+    rows = [len(q.dense().flat) for q in (block, other)]
+    total = torch.zeros(*rows, dtype=torch.float64, device=v.device)
+    block.add_gram(other, v, total)
+    return total
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """Ω of some training rows and a few test rows."""

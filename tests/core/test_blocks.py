@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from core.problems import random_matrix
+from core.problems import block_gram, random_matrix
 from torch import Tensor
 
-from sublaplace_cli.core import blocks, outer
+from sublaplace_cli.core import blocks, conv, outer
 from sublaplace_cli.core.blocks import Block, DenseBlock, joined, kept_bytes
 from sublaplace_cli.core.conv import ConvBlock, Geometry
 from sublaplace_cli.core.embedding import EmbeddingBlock
@@ -178,9 +178,9 @@ def test_gram_with_itself_on_and_above_the_diagonal(kind, prior):
     block = kind(ROWS, 0)
     v = prior_for(prior, kind, block.width)
     expected = torch.triu(numbers(block) / v @ numbers(block).T)
-    assert_equal(torch.triu(block.gram(block, v)), expected)
+    assert_equal(torch.triu(block_gram(block, block, v)), expected)
     dense = block.dense()
-    assert_equal(torch.triu(dense.gram(dense, v)), expected)
+    assert_equal(torch.triu(block_gram(dense, dense, v)), expected)
 
 
 @each_kind
@@ -189,13 +189,13 @@ def test_gram_with_other_rows(kind, prior):
     block, other = kind(ROWS, 0), kind(OTHERS, 20)
     v = prior_for(prior, kind, block.width)
     expected = numbers(block) / v @ numbers(other).T
-    assert_equal(block.gram(other, v), expected)
-    assert_equal(block.gram(other.dense(), v), expected)
-    assert_equal(block.dense().gram(other, v), expected)
-    assert_equal(other.gram(block, v), expected.T)
+    assert_equal(block_gram(block, other, v), expected)
+    assert_equal(block_gram(block, other.dense(), v), expected)
+    assert_equal(block_gram(block.dense(), other, v), expected)
+    assert_equal(block_gram(other, block, v), expected.T)
     # Equal rows in another object: all of it, not the upper half only.
     again = kind(ROWS, 0)
-    assert_equal(block.gram(again, v), numbers(block) / v @ numbers(block).T)
+    assert_equal(block_gram(block, again, v), numbers(block) / v @ numbers(block).T)
 
 
 @each_kind
@@ -251,7 +251,7 @@ def test_the_settled_form_is_the_same_block(kind, prior):
     settled, v = block.settled(), prior_for(prior, kind, block.width)
     assert settled.span == block.span
     assert_equal(settled.dense().values, block.dense().values)
-    assert_equal(settled.gram(other.settled(), v), numbers(block) / v @ numbers(other).T)
+    assert_equal(block_gram(settled, other.settled(), v), numbers(block) / v @ numbers(other).T)
 
 
 @each_kind
@@ -268,8 +268,8 @@ def test_answers_do_not_depend_on_the_pieces(kind, prior, monkeypatch):
     local = torch.arange(block.width)
     assert_equal(block.squares(W), A.square().sum((0, 1)))
     assert_equal(block.columns(local), J.T)
-    assert_equal(torch.triu(block.gram(block, v)), torch.triu(J / v @ J.T))
-    assert_equal(block.gram(other, v), J / v @ numbers(other).T)
+    assert_equal(torch.triu(block_gram(block, block, v)), torch.triu(J / v @ J.T))
+    assert_equal(block_gram(block, other, v), J / v @ numbers(other).T)
     assert_equal(block.norms(v), (J.square() / v).sum(1))
     assert_equal(block.pull(J[:, :2]), J.T @ J[:, :2])
 
@@ -280,6 +280,16 @@ def test_columns_of_positions_by_either_way(weight, C, monkeypatch):
     block = outer_kind(C, 4, 3, 2, bias=True)(ROWS, 0)
     monkeypatch.setattr(outer, "ELEMENTWISE", weight)
     local = torch.tensor([7, 0, 5, 6, 2])
+    assert_equal(block.columns(local), numbers(block)[:, local].T)
+
+
+@pytest.mark.parametrize("weight", [0, 10**9])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name.startswith("conv")], ids=lambda kind: kind.name)
+def test_columns_of_a_convolution_by_either_way(weight, kind, monkeypatch):
+    block = kind(ROWS, 0)
+    monkeypatch.setattr(conv, "ELEMENTWISE", weight)
+    monkeypatch.setattr(conv, "FEW_COLUMNS", 5)
+    local = torch.randperm(block.width, generator=torch.Generator().manual_seed(1))
     assert_equal(block.columns(local), numbers(block)[:, local].T)
 
 
@@ -294,7 +304,7 @@ def test_float32_tensors_give_float64_answers(kind):
     assert kept_bytes(narrow) < kept_bytes(wide)
     assert_equal(narrow.squares(), J.square().sum(0))
     assert_equal(narrow.columns(torch.arange(wide.width)), J.T)
-    assert_equal(torch.triu(narrow.gram(narrow, v)), torch.triu(J / v @ J.T))
+    assert_equal(torch.triu(block_gram(narrow, narrow, v)), torch.triu(J / v @ J.T))
     assert_equal(narrow.norms(v), (J.square() / v).sum(1))
     assert_equal(narrow.pull(J[:, :2]), J.T @ J[:, :2])
 
@@ -303,4 +313,4 @@ def test_one_row_and_one_output():
     block = replace(outer_kind(1, 1, 4, 3, bias=True)(1, 0), start=0)
     assert block.squares().shape == (15,)
     assert block.norms(torch.ones(15, dtype=torch.float64)).shape == (1,)
-    assert block.gram(block, torch.ones(15, dtype=torch.float64)).shape == (1, 1)
+    assert block_gram(block, block, torch.ones(15, dtype=torch.float64)).shape == (1, 1)

@@ -19,7 +19,7 @@ from torch import Tensor
 # small enough that the float64 copy of a wide layer never exists as a whole.
 PANEL = 2048
 # Rows of a Gram matrix of rows with themselves that are computed at a time, from the diagonal on.
-STRIP = 256
+STRIP = 128
 # Rows of a structured block that are written out at a time where an answer needs the numbers themselves.
 DENSE_BYTES = 64 * 2**20
 
@@ -41,8 +41,8 @@ class Block(Protocol):
         """Σₙ diag(Jₙᵀ Hₙ Jₙ) over this block's rows (width,); unweighted without W (m, C, C)."""
         ...
 
-    def columns(self, local: Tensor) -> Tensor:
-        """Columns at these positions within the block, each a run of memory (len(local), m·C)."""
+    def put_columns(self, local: Tensor, out: Tensor) -> None:
+        """Columns at these positions within the block, each a run of memory: into `out` (len(local), m·C)."""
         ...
 
     def add_gram(self, other: Block, prior: Tensor, total: Tensor) -> None:
@@ -132,9 +132,8 @@ class DenseBlock:
         A = J if W is None else weighted(J, W)
         return A.square().sum(dim=(0, 1))
 
-    def columns(self, local: Tensor) -> Tensor:
-        picked = self.flat.index_select(1, local).T
-        return torch.empty_like(picked, dtype=torch.float64, memory_format=torch.contiguous_format).copy_(picked)
+    def put_columns(self, local: Tensor, out: Tensor) -> None:
+        out.copy_(self.flat.index_select(1, local).T)
 
     def add_gram(self, other: Block, prior: Tensor, total: Tensor) -> None:
         right = other.dense()
@@ -194,6 +193,15 @@ def dense_pieces(block: Block, n_outputs: int) -> Iterator[DenseBlock]:
     step = max(1, DENSE_BYTES // (8 * n_outputs * block.width))
     for start in range(0, block.n_rows, step):
         yield block.rows(start, min(start + step, block.n_rows)).dense()
+
+
+def put_columns_of_pieces(block: Block, n_outputs: int, local: Tensor, out: Tensor) -> None:
+    """`put_columns` of a structured block through the numbers themselves, a piece at a time."""
+    done = 0
+    for piece in dense_pieces(block, n_outputs):
+        width = piece.n_rows * n_outputs
+        piece.put_columns(local, out[:, done : done + width])
+        done += width
 
 
 def squares_of_pieces(block: Block, n_outputs: int, W: Tensor | None) -> Tensor:

@@ -6,13 +6,15 @@ with a group a row gives a whole batch, in less time than unfolding would take.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from .blocks import Block, DenseBlock, dense_pieces, squares_of_pieces
+from .blocks import Block, DenseBlock, dense_pieces, put_columns_of_pieces, squares_of_pieces
 
 # One number of a column made alone costs about as much as this many of a whole row written out (measured: 64 channels).
 ELEMENTWISE = 128
@@ -47,6 +49,11 @@ class Geometry:
             delta, a, like, None, self.stride, self.padding, self.dilation, False, none, m * self.groups, wanted
         )[1]
         return gradients.reshape(m, *self.weight_shape)
+
+    def places_of(self, local: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Output channel, input channel within its group, and place in the kernel (counted row by row) of weights."""
+        taps = math.prod(self.weight_shape[2:])
+        return local // (taps * self.weight_shape[1]), local // taps % self.weight_shape[1], local % taps
 
     def seen_by(self, inputs: Tensor, tap: Sequence[int], places: Sequence[int]) -> Tensor:
         """What one place of the kernel sees of the inputs, for every output place (m, C_in, places…)."""
@@ -100,25 +107,26 @@ class ConvBlock:
     def squares(self, W: Tensor | None = None) -> Tensor:
         return squares_of_pieces(self, self.deltas.shape[1], W)
 
-    def columns(self, local: Tensor) -> Tensor:
+    def put_columns(self, local: Tensor, out: Tensor) -> None:
         if ELEMENTWISE * len(local) <= self.width:
-            return torch.cat([self._few_columns(part) for part in local.split(FEW_COLUMNS)])
-        return torch.cat([piece.columns(local) for piece in dense_pieces(self, self.deltas.shape[1])], dim=1)
+            for few, place in zip(local.split(FEW_COLUMNS), out.split(FEW_COLUMNS), strict=True):
+                self._put_few_columns(few, place)
+        else:
+            put_columns_of_pieces(self, self.deltas.shape[1], local, out)
 
-    def _few_columns(self, local: Tensor) -> Tensor:
+    def _put_few_columns(self, local: Tensor, out: Tensor) -> None:
         """Σ over places of δ times the input that this one weight sees there, without writing out the others."""
-        where = torch.unravel_index(local, self.geometry.weight_shape)
-        out, into, taps = where[0], where[1], torch.stack(where[2:], dim=1)
+        target, into, tap_of = self.geometry.places_of(local)
         per_group = self.geometry.weight_shape[0] // self.geometry.groups
-        channel = out // per_group * self.geometry.weight_shape[1] + into
-        columns = torch.empty(len(local), self.n_rows, self.deltas.shape[1], dtype=torch.float64, device=local.device)
-        for tap in torch.unique(taps, dim=0).tolist():
-            chosen = (taps == torch.tensor(tap, device=taps.device)).all(1).nonzero().squeeze(1)
+        channel = target // per_group * self.geometry.weight_shape[1] + into
+        for number, tap in enumerate(itertools.product(*map(range, self.geometry.weight_shape[2:]))):
+            chosen = (tap_of == number).nonzero().squeeze(1)
+            if len(chosen) == 0:
+                continue
             seen = self.geometry.seen_by(self.inputs, tap, self.deltas.shape[3:])
             a = seen.index_select(1, channel[chosen]).flatten(2).double().unsqueeze(1)  # (m, 1, k, places)
-            delta = self.deltas.index_select(2, out[chosen]).flatten(3)  # (m, C, k, places)
-            columns[chosen] = (delta * a).sum(3).permute(2, 0, 1)
-        return columns.flatten(1)
+            delta = self.deltas.index_select(2, target[chosen]).flatten(3)  # (m, C, k, places)
+            out[chosen] = (delta * a).sum(3).permute(2, 0, 1).flatten(1)
 
     def add_gram(self, other: Block, prior: Tensor, total: Tensor) -> None:
         left = self.dense()

@@ -44,14 +44,13 @@ class EmbeddingBlock:
         total = torch.zeros(self.n_entries, power.shape[2], dtype=torch.float64, device=power.device)
         return total.index_add_(0, self.tokens.flatten(), power.flatten(0, 1)).flatten().clamp_(min=0.0)
 
-    def columns(self, local: Tensor) -> Tensor:
+    def put_columns(self, local: Tensor, out: Tensor) -> None:
         d = self.deltas.shape[3]
         entry, place = local // d, local % d
-        total = torch.zeros(len(local), self.n_rows, self.deltas.shape[1], dtype=torch.float64, device=local.device)
+        total = out.zero_().view(len(local), self.n_rows, self.deltas.shape[1])
         for t in range(self.tokens.shape[1]):
             hit = (self.tokens[:, t] == entry.unsqueeze(1)).double().unsqueeze(2)  # (k, m, 1)
             total += self.deltas[:, :, t].permute(2, 0, 1).index_select(0, place) * hit
-        return total.flatten(1)
 
     def add_gram(self, other: Block, prior: Tensor, total: Tensor) -> None:
         if not isinstance(other, EmbeddingBlock) or not bool((prior == prior[0]).all()):

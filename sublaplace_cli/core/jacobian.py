@@ -57,6 +57,25 @@ class HeldJacobian:
         return [self.blocks[i].rows(start, stop) for i in _chosen(which, self.blocks)]
 
 
+class Gathering:
+    """Blocks of all rows, filled a few rows at a time in their final place, so that nothing exists twice."""
+
+    def __init__(self, n_rows: int) -> None:
+        self.n_rows = n_rows
+        self.blocks: tuple[Block, ...] = ()
+
+    def put(self, start: int, blocks: Sequence[Block]) -> None:
+        if not self.blocks:
+            self.blocks = tuple(_with_room(block, self.n_rows) for block in blocks)
+        for whole, block in zip(self.blocks, blocks, strict=True):
+            for place, values in zip(whole.tensors().values(), block.tensors().values(), strict=True):
+                place[start : start + block.n_rows] = values
+
+
+def _with_room(block: Block, n_rows: int) -> Block:
+    return block.with_tensors({name: t.new_empty(n_rows, *t.shape[1:]) for name, t in block.tensors().items()})
+
+
 @dataclass(frozen=True)
 class StoredJacobian:
     """Rows behind `read(block, start, stop)`, which gives a block on the device to work on."""

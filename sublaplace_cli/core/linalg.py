@@ -69,6 +69,14 @@ def self_product(A: Tensor) -> Tensor:
     return mirrored(K)
 
 
+def column_squares(X: Tensor) -> Tensor:
+    """Squared norms of the columns, without a second X."""
+    total = torch.zeros(X.shape[1], dtype=X.dtype, device=X.device)
+    for rows in X.split(STRIP):
+        total += rows.square().sum(0)
+    return total
+
+
 def inverse_square_sums(L: Tensor) -> Tensor:
     """Column sums of squares of L⁻¹, i.e. the diagonal of (L Lᵀ)⁻¹, leaving out the zeros above the diagonal."""
     sums = []
@@ -136,7 +144,7 @@ def dual_variance(
     `residual_norms(columns, w)` forms ‖g − Aᵀw‖² (in the metric V⁻¹) explicitly for these columns.
     """
     half = solve_lower(L, cross)  # (N·C, m)
-    variance = norms - half.square().sum(0)
+    variance = norms - column_squares(half)
     doubtful = variance < CANCELLATION * norms
     if torch.finfo(torch.float64).eps * condition > GRAM_ERROR:  # relative, because ‖w‖² ≤ var
         doubtful = torch.ones_like(doubtful)

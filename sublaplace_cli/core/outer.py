@@ -7,17 +7,17 @@ multiplications, and writes the rows out, a piece at a time, where it does not.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .blocks import STRIP, Block, DenseBlock, dense_pieces, squares_of_pieces, weighted
+from .blocks import STRIP, Block, DenseBlock, dense_pieces, put_columns_of_pieces, squares_of_pieces, weighted
 
 # An elementwise product costs about as much as this many multiplications inside a GEMM.
 ELEMENTWISE = 8
+COLUMNS_AT_ONCE = 64  # so that what is gathered for them stays in the cache
 
 
 @dataclass(frozen=True)
@@ -64,24 +64,31 @@ class OuterBlock:
         weight = power.T @ self.inputs[:, 0].double().square()  # (d_out, d_in)
         return torch.cat([weight.flatten(), power.sum(0)]) if self.has_bias else weight.flatten()
 
-    def columns(self, local: Tensor) -> Tensor:
+    def put_columns(self, local: Tensor, out: Tensor) -> None:
         if self.positions > 1 and ELEMENTWISE * len(local) > self.n_weights:
-            return torch.cat([piece.columns(local) for piece in dense_pieces(self, self.deltas.shape[1])], dim=1)
+            put_columns_of_pieces(self, self.deltas.shape[1], local, out)
+            return
         is_weight = local < self.n_weights
         d_in = self.inputs.shape[2]
-        out = torch.where(is_weight, local // d_in, local - self.n_weights)
+        target = torch.where(is_weight, local // d_in, local - self.n_weights)
         into = torch.where(is_weight, local % d_in, d_in)  # the bias sees a constant 1, behind the inputs
-        parts = (self._columns_at(t, into, out) for t in range(self.positions))
-        return functools.reduce(torch.Tensor.add_, parts)
+        for t in range(self.positions):
+            self._put_columns_at(t, into, target, out)
 
-    def _columns_at(self, t: int, into: Tensor, out: Tensor) -> Tensor:
+    def _put_columns_at(self, t: int, into: Tensor, target: Tensor, out: Tensor) -> None:
+        """The part of position t: put in place for the first one, added for the others."""
         m, C = self.deltas.shape[:2]
-        a = torch.ones(self.inputs.shape[2] + 1, m, 1, dtype=torch.float64, device=into.device)
-        a[:-1, :, 0] = self.inputs[:, t].T  # turned once: then a column is a run of memory
-        delta = self.deltas[:, :, t].permute(2, 0, 1).contiguous()  # (d_out, m, C)
-        if C == 1:
-            return a.index_select(0, into).mul_(delta.index_select(0, out)).flatten(1)
-        return (delta.index_select(0, out) * a.index_select(0, into)).flatten(1)
+        a = torch.ones(self.inputs.shape[2] + 1, m, dtype=torch.float64, device=into.device)
+        a[:-1] = self.inputs[:, t].T  # turned once: then a column is a run of memory
+        delta = self.deltas[:, :, t].double().permute(2, 0, 1).flatten(1).contiguous()  # (d_out, m·C)
+        for left in range(0, len(into), COLUMNS_AT_ONCE):
+            some = slice(left, left + COLUMNS_AT_ONCE)
+            if t == 0:
+                torch.index_select(delta, 0, target[some], out=out[some])
+                out[some].view(-1, m, C).mul_(a.index_select(0, into[some]).unsqueeze(2))
+            else:
+                picked = delta.index_select(0, target[some]).view(-1, m, C)
+                out[some].view(-1, m, C).addcmul_(picked, a.index_select(0, into[some]).unsqueeze(2))
 
     def add_gram(self, other: Block, prior: Tensor, total: Tensor) -> None:
         v_weight, v_bias = self._priors(prior)

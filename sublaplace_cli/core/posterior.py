@@ -19,6 +19,7 @@ from .blocks import add_upper
 from .jacobian import Jacobian
 from .linalg import (
     QR_CONDITION,
+    column_squares,
     condition_of,
     dual_variance,
     factor_of_rows,
@@ -52,18 +53,18 @@ class SubnetPosterior:
         return self.count_freedom()
 
     def variance(self, J_S: Tensor) -> Tensor:
-        """g_Sᵀ Ω_SS⁻¹ g_S for rows J_Sᵀ (k, m·C) → (m·C,)."""
-        g = J_S * self.prior.rsqrt().unsqueeze(1)
+        """g_Sᵀ Ω_SS⁻¹ g_S for rows J_Sᵀ (k, m·C), which are used up → (m·C,)."""
+        g = J_S.mul_(self.prior.rsqrt().unsqueeze(1))
         return self._primal(g) if self.columns is None else self._dual(self.columns, g)
 
     def _primal(self, g: Tensor) -> Tensor:
-        return solve_lower(self.factor, g).square_().sum(0)
+        return column_squares(solve_lower(self.factor, g))
 
     def _dual(self, A: Tensor, g: Tensor) -> Tensor:
         def residual_norms(chosen: Tensor, w: Tensor) -> Tensor:
-            return (g[:, chosen] - A @ w).square_().sum(0)
+            return column_squares(g[:, chosen] - A @ w)
 
-        return dual_variance(self.factor, A.T @ g, g.square().sum(0), self.condition, residual_norms)
+        return dual_variance(self.factor, A.T @ g, column_squares(g), self.condition, residual_norms)
 
 
 @dataclass(frozen=True)

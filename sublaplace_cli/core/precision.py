@@ -122,13 +122,20 @@ def column_chunks(jacobian: Jacobian, S: Tensor, memory: int) -> Iterator[tuple[
     which = [i for i, _, _ in places]
     for a, b in row_tiles(jacobian, memory, which, extra=16 * C * len(S)):
         blocks = jacobian.load(a, b, which)
-        if len(blocks) == 1 and isinstance(places[0][1], slice):
-            yield a, blocks[0].columns(places[0][2])
-            continue
         J_S = torch.empty(len(S), (b - a) * C, dtype=torch.float64, device=jacobian.outputs.device)
         for block, (_, positions, local) in zip(blocks, places, strict=True):
-            J_S[positions] = block.columns(local)
+            if isinstance(positions, slice):
+                block.put_columns(local, J_S[positions])
+            else:
+                J_S[positions] = columns_of(block, local, (b - a) * C)
         yield a, J_S
+
+
+def columns_of(block: Block, local: Tensor, n_rows: int) -> Tensor:
+    """Columns of one block (len(local), n_rows)."""
+    out = torch.empty(len(local), n_rows, dtype=torch.float64, device=local.device)
+    block.put_columns(local, out)
+    return out
 
 
 def gram(left: Jacobian, right: Jacobian, prior: Tensor, memory: int, watch: Watch = unwatched) -> Tensor:

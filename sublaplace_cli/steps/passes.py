@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ..catalog import LIKELIHOODS, load
-from ..core.blocks import Block, joined, kept_bytes
+from ..core.blocks import Block, kept_bytes
 from ..core.capture import Captured
-from ..core.jacobian import HeldJacobian, Jacobian, RecomputedJacobian, StoredJacobian, aligned
+from ..core.jacobian import Gathering, HeldJacobian, Jacobian, RecomputedJacobian, StoredJacobian, aligned
 from ..files.artifact_layout import by_rows
 from ..files.artifacts import Artifact
 from ..files.row_writer import RowWriter
@@ -69,7 +69,7 @@ def _make(session: Session, name: str) -> Jacobian:
             f"--max-artifact or the free disk allow: not stored, later steps compute it again"
         )
     f: list[Tensor] = []
-    held: list[list[Block]] = [[] for _ in session.capture.pattern]
+    held = Gathering(len(session.split(name)))
     totals = None if store or form else Totals(session)
     writer = None if session.settings.scores_only else _writer(session, name, store)
     resumed = writer is not None and writer.rows_done > 0
@@ -77,8 +77,7 @@ def _make(session: Session, name: str) -> Jacobian:
         for start, captured in _passes(session, name, writer):
             f.append(captured.f)
             if form is not None and not resumed:
-                for pieces, block in zip(held, captured.blocks, strict=True):
-                    pieces.append(form(block))
+                held.put(start, [form(block) for block in captured.blocks])
             if totals is not None:
                 totals.add(captured)
             if writer is not None:
@@ -96,10 +95,7 @@ def _make(session: Session, name: str) -> Jacobian:
         return _reopen(session, name)
     if form is None:
         return _recomputed(session, name, torch.cat(f))
-    blocks = []
-    while held:  # one at a time, so that no more than one block exists twice
-        blocks.append(joined(held.pop(0)))
-    return HeldJacobian(session.layout, torch.cat(f), tuple(blocks))
+    return HeldJacobian(session.layout, torch.cat(f), held.blocks)
 
 
 def _passes(session: Session, name: str, writer: RowWriter | None) -> Iterator[tuple[int, Captured]]:
@@ -174,8 +170,10 @@ def _block_reader(session: Session, name: str, artifact: Artifact) -> Callable[[
             return from_file(number, start, stop)
         if number not in held:
             # Pass by pass, as it was made: then the bits are the same, too.
-            slices = aligned(0, n_rows, session.capture.rows_per_pass, n_rows)
-            held[number] = joined([form(from_file(number, a, b)) for a, b in slices])
+            gathering = Gathering(n_rows)
+            for a, b in aligned(0, n_rows, session.capture.rows_per_pass, n_rows):
+                gathering.put(a, [form(from_file(number, a, b))])
+            (held[number],) = gathering.blocks
         return held[number].rows(start, stop)
 
     def from_file(number: int, start: int, stop: int) -> Block:

@@ -10,9 +10,9 @@ import problems
 import torch
 from torch import Tensor, nn
 
-from sublaplace_cli.core.blocks import DenseBlock, joined
+from sublaplace_cli.core.blocks import DenseBlock
 from sublaplace_cli.core.capture import Capture, prepare_capture
-from sublaplace_cli.core.jacobian import HeldJacobian
+from sublaplace_cli.core.jacobian import Gathering, HeldJacobian
 from sublaplace_cli.core.layout import Layout
 from sublaplace_cli.core.likelihoods import regression
 from sublaplace_cli.core.linalg import STRIP
@@ -34,10 +34,12 @@ def prepared(model: nn.Module, x: Tensor) -> Capture:
 
 
 def jacobian(capture: Capture, x: Tensor) -> HeldJacobian:
-    step = capture.rows_per_pass
-    passes = [capture(x[a : a + step]) for a in range(0, len(x), step)]
-    blocks = [joined([q.blocks[i].settled() for q in passes]) for i in range(len(capture.pattern))]
-    return HeldJacobian(capture.layout, torch.cat([q.f for q in passes]), tuple(blocks))
+    f, held = [], Gathering(len(x))
+    for a in range(0, len(x), capture.rows_per_pass):
+        made = capture(x[a : a + capture.rows_per_pass])
+        f.append(made.f)
+        held.put(a, [block.settled() for block in made.blocks])
+    return HeldJacobian(capture.layout, torch.cat(f), held.blocks)
 
 
 def precision(rows: HeldJacobian) -> Precision:

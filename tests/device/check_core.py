@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "device")]
@@ -23,6 +24,7 @@ from second_device import DeviceTensor, MixedDevicesError, SecondDevice, install
 from torch import Tensor, nn  # noqa: E402
 
 from sublaplace_cli.catalog import LIKELIHOODS, METHODS, load  # noqa: E402
+from sublaplace_cli.core import conv  # noqa: E402
 from sublaplace_cli.core.capture import Capture, prepare_capture  # noqa: E402
 from sublaplace_cli.core.forward import Inputs, last_linear, map_inputs, row_count  # noqa: E402
 from sublaplace_cli.core.jacobian import HeldJacobian, Jacobian, RecomputedJacobian  # noqa: E402
@@ -129,7 +131,9 @@ def _questions(found: Numbers, form: str, precision: Precision, test: Jacobian, 
     found.put(form + "root", precision.root)
     found.put(form + "data diagonal", precision.data_diagonal())
     found.put(form + "unweighted", squared_gradients(precision.jacobian, None, MEMORY))
-    found.put(form + "columns", precision.columns(S))
+    for way, weight in (("", conv.ELEMENTWISE), ("single ", 0)):  # of a convolution, also each column by itself
+        with mock.patch.object(conv, "ELEMENTWISE", weight):
+            found.put(f"{form}{way}columns", precision.columns(S))
     found.put(form + "gram", precision.gram())
     cross = precision.cross_gram(test)
     found.put(form + "cross gram", cross)

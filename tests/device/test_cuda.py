@@ -18,6 +18,7 @@ from core.problems import block_gram
 from sublaplace_cli.core.capture import Captured, prepare_capture
 from sublaplace_cli.core.forward import map_inputs
 from sublaplace_cli.core.layout import Layout
+from sublaplace_cli.core.precision import columns_of
 
 pytestmark = [
     pytest.mark.cuda,
@@ -70,13 +71,13 @@ def test_the_blocks_answer_as_on_the_cpu(case: Case) -> None:
     for found, expected in zip(cuda.blocks, cpu.blocks, strict=True):
         for prior in (torch.full((expected.width,), 0.7), torch.linspace(0.2, 3.0, expected.width)):
             v = prior.double()
-            local = torch.arange(0, expected.width, 2)
+            local, n = torch.arange(0, expected.width, 2), cpu.f.numel()
             u = torch.ones(cpu.f.numel(), 2, dtype=torch.float64)
             pairs = {
                 "dense": (found.dense().values.double(), expected.dense().values.double()),
                 "settled": (found.settled().dense().values.double(), expected.settled().dense().values.double()),
                 "squares": (found.squares(), expected.squares()),
-                "columns": (found.columns(local.cuda()), expected.columns(local)),
+                "columns": (columns_of(found, local.cuda(), n), columns_of(expected, local, n)),
                 "gram": (block_gram(found, found, v.cuda()).triu(), block_gram(expected, expected, v).triu()),
                 "norms": (found.norms(v.cuda()), expected.norms(v)),
                 "pull": (found.pull(u.cuda()), expected.pull(u)),

@@ -110,7 +110,7 @@ def _require_room(precision: Precision, needed: int, what: str, or_else: str = "
 
 def subnet_bytes(k: int, rows: int, form: Form) -> int:
     """Memory for the matrices of a sub-network's posterior while it is fitted."""
-    return 8 * (k * k if form == "primal" else rows * rows + 2 * rows * k)
+    return 8 * (k * k if form == "primal" else rows * (rows + k))
 
 
 def full_bytes(rows: int) -> int:

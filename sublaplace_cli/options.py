@@ -92,8 +92,12 @@ OPTIONS: dict[str, Any] = {
     "reference": _option(
         "--reference", help="rows that scores are taken over: train, test or reference", metavar="SPLIT"
     ),
-    "retain": _to_come("--retain", help="with --k auto: fraction of the full IPV to reach", metavar="FRACTION"),
-    "rescale": _to_come("--rescale", help="none, scale or hybrid", metavar="KIND"),
+    "retain": _option("--retain", help="with --k auto: fraction of the full IPV to reach (0.9)", metavar="FRACTION"),
+    "rescale": _option(
+        "--rescale",
+        help="make up for what a sub-network leaves out: none, scale or hybrid; default: what the spec says, else none",
+        metavar="KIND",
+    ),
     "full": _option("--full", help="the full posterior to compare with: exact or none", metavar="KIND"),
     "full_rows": _to_come("--full-rows", help="compare with the full posterior on this many rows", metavar="N"),
     "posterior": _to_come("--posterior", help="predict with a stored posterior", metavar="FILE"),

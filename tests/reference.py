@@ -130,6 +130,20 @@ def greedy_selection_by_rows(A, v, k):
     return chosen
 
 
+def variance_selection(J_reference, omega, k):
+    """At each step the parameter with the largest sum of predictive variances over the reference rows, tried out."""
+    chosen, gains, before = [], [], 0.0
+    for _ in range(k):
+        totals = torch.full((len(omega),), -1.0, dtype=torch.float64)
+        for j in set(range(len(omega))) - set(chosen):
+            totals[j] = subnet_variance(J_reference, omega, torch.tensor([*chosen, j])).sum()
+        best = int(totals.argmax())
+        gains.append(float(totals[best]) - before)
+        before = float(totals[best])
+        chosen.append(best)
+    return torch.tensor(chosen), torch.tensor(gains, dtype=torch.float64)
+
+
 def closeness(std_full, std, sigma2):
     """W2 between Gaussians of one mean, a row at a time; se by row with ddof 1."""
     per_row = [float((a - b).abs().mean()) for a, b in zip(std_full, std, strict=True)]

@@ -115,6 +115,38 @@ class RecomputedJacobian:
         return [joined(pieces) for pieces in zip(*parts, strict=True)]
 
 
+@dataclass(frozen=True)
+class ChosenRows:
+    """Some rows of another Jacobian, one by one."""
+
+    source: Jacobian
+    rows: tuple[int, ...]
+
+    @property
+    def layout(self) -> Layout:
+        return self.source.layout
+
+    @property
+    def outputs(self) -> Tensor:
+        return self.source.outputs[list(self.rows)]
+
+    @property
+    def pattern(self) -> Sequence[Block]:
+        return self.source.pattern
+
+    @property
+    def by_block(self) -> bool:
+        return self.source.by_block
+
+    @property
+    def grain(self) -> int:
+        return 1
+
+    def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
+        parts = [self.source.load(row, row + 1, which) for row in self.rows[start:stop]]
+        return [joined(pieces) for pieces in zip(*parts, strict=True)]
+
+
 def aligned(start: int, stop: int, step: int, n_rows: int) -> Iterator[tuple[int, int]]:
     """The slices of a fixed grid of `step` rows that cover [start, stop)."""
     for left in range(start - start % step, stop, step):

@@ -115,6 +115,16 @@ def squared_gradients(jacobian: Jacobian, root: Tensor | None, memory: int) -> T
     return total
 
 
+def pull(jacobian: Jacobian, u: Tensor, memory: int) -> Tensor:
+    """Jᵀu for coefficients u of the unweighted rows (M·C, r) → (p, r)."""
+    C = jacobian.outputs.shape[1]
+    total = torch.zeros(jacobian.layout.size, u.shape[1], dtype=torch.float64, device=u.device)
+    for a, b in row_tiles(jacobian, memory):
+        for block in jacobian.load(a, b):
+            total[block.span] += block.pull(u[a * C : b * C])
+    return total
+
+
 def column_chunks(jacobian: Jacobian, S: Tensor, memory: int) -> Iterator[tuple[int, Tensor]]:
     """(first row, J[rows, S]ᵀ) in the order of S (k, m·C), reading only the blocks that hold some of S."""
     C = jacobian.outputs.shape[1]

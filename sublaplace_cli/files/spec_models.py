@@ -174,20 +174,12 @@ def _noise_variance(value: object) -> object:
     return positive(value)
 
 
-def _rescale(value: object) -> object:
-    if value in ("scale", "hybrid"):
-        raise refuse(not_available(str(value)))
-    if value != "none":
-        raise refuse(wrong("'none'", value))
-    return value
-
-
 class PosteriorSpec(Part):
     """Prior and noise."""
 
     prior_precision: Annotated[float | dict[str, float], by_hand(_prior_precision)] = 1.0
     noise_variance: Annotated[Literal["auto"] | float | NoiseFrom, by_hand(_noise_variance)] = "auto"
-    rescale: Annotated[Literal["none"], by_hand(_rescale)] = "none"
+    rescale: Annotated[Literal["none", "scale", "hybrid"], one_of(["none", "scale", "hybrid"])] = "none"
 
 
 class OracleSpec(Part):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.blocks import PANEL
+from ..core.fitting import full_bytes, subnet_bytes
 from ..core.jacobian import MOST_TILE_BYTES, TILE_SHARE
-from ..core.posterior import full_bytes, subnet_bytes
 from ..core.precision import GRAM_TILE_BYTES
 from ..device import peak_memory
 from ..files.run_folder import file_stem

@@ -11,6 +11,8 @@ from .settings import Settings, parse_bytes
 
 DEFAULT_METHOD = "gradient"
 DEFAULT_K = 1000
+AUTO = "auto"
+DEFAULT_RETAIN = 0.9
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,11 @@ class MethodCall:
 
 @dataclass(frozen=True)
 class Choice:
-    """A method with its k; None where the method takes none, or where k is the default."""
+    """A method with its k; None where the method takes none, k is the default, or `retain` decides on it."""
 
     call: MethodCall
     k: int | None
+    retain: float | None = None  # --k auto: the fraction of the full network's ipv to be reached
 
 
 def parse_method(name: str) -> MethodCall:
@@ -70,15 +73,14 @@ def parse_methods(text: str | None) -> list[MethodCall]:
 
 def parse_ks(text: str | None) -> list[int]:
     """A comma list of positive integers without repetition; empty where none was given."""
-    if text is None:
+    if text is None or text.strip() == AUTO:
         return []
-    if text.strip() == "auto":
-        raise NotAvailable("--k auto")
     ks: list[int] = []
     for word in (part.strip() for part in text.split(",")):
         if not _is_count(word):
             raise UserError(
-                f"--k {word[:40]!r} is not a positive integer", hint="for example: --k 1000 or --k 50,100,200"
+                f"--k {word[:40]!r} is not a positive integer",
+                hint="for example: --k 1000, --k 50,100,200 or --k auto --retain 0.9",
             )
         ks.append(int(word))
     return list(dict.fromkeys(ks))
@@ -90,8 +92,32 @@ def choices(settings: Settings) -> list[Choice]:
     if settings.k is not None and not any(call.takes_k for call in calls):
         names = ", ".join(call.name for call in calls)
         raise UserError(f"--k was given, but {names} takes no k", hint="leave --k out, or add a method that takes it")
+    retain = _retain(settings, calls)
     wanted: list[int | None] = [*ks] if ks else [None]
-    return [Choice(call, k) for call in calls for k in (wanted if call.takes_k else [None])]
+    return [
+        Choice(call, k, retain if call.takes_k else None)
+        for call in calls
+        for k in (wanted if call.takes_k else [None])
+    ]
+
+
+def _retain(settings: Settings, calls: list[MethodCall]) -> float | None:
+    """The fraction that `--k auto` goes for; None for any other k."""
+    if settings.k is None or settings.k.strip() != AUTO:
+        if settings.retain is not None:
+            raise UserError("--retain goes with --k auto", hint="for example: --k auto --retain 0.9")
+        return None
+    for call in calls:
+        if call.takes_k and not (call.nested and not (call.name == "greedy" and settings.pool in ("2k", "paper"))):
+            raise UserError(
+                f"--k auto needs a method whose choice for a small k begins that for a larger one; {call.name} "
+                + (f"with --pool {settings.pool} is none" if call.name == "greedy" else "is none"),
+                hint="give k as a number" + (", or use --pool all" if call.name == "greedy" else ""),
+            )
+    retain = DEFAULT_RETAIN if settings.retain is None else settings.retain
+    if not 0 < retain <= 1:
+        raise UserError(f"--retain {retain:g} is out of range", hint="expected a fraction, more than 0 and at most 1")
+    return retain
 
 
 def single_choice(settings: Settings, command: str) -> Choice:
@@ -106,8 +132,8 @@ def single_choice(settings: Settings, command: str) -> Choice:
 
 
 def actual_k(choice: Choice, n_params: int) -> int | None:
-    """k for this network: the default where none was given; more than p is an error."""
-    if not choice.call.takes_k:
+    """k for this network, where it is known beforehand: the default where none was given; over p is an error."""
+    if not choice.call.takes_k or choice.retain is not None:
         return None
     k = min(DEFAULT_K, n_params) if choice.k is None else choice.k
     if k > n_params:
@@ -125,6 +151,8 @@ def check_usage(settings: Settings) -> None:
     _one_of("--reference", settings.reference, ("train", "test", "reference"))
     _one_of("--dtype", settings.dtype, ("float32", "float64"))
     _one_of("--full", settings.full, ("exact", "none"))
+    if settings.rescale is not None:
+        _one_of("--rescale", settings.rescale, ("none", "scale", "hybrid"))
     _one_of("--split", settings.split, ("train", "test", "reference", "all"))
     _one_of("--format", settings.format, ("auto", *FORMATS))
     if settings.pool not in ("all", "2k", "paper") and not _is_count(settings.pool):
@@ -154,8 +182,6 @@ def _refuse_unavailable(settings: Settings) -> None:
     asked = {
         "several --checkpoint files at once": len(settings.checkpoint) > 1
         or any("*" in c for c in settings.checkpoint),
-        "--retain": settings.retain is not None,
-        f"--rescale {settings.rescale}": settings.rescale not in (None, "none"),
         f"--full {settings.full}": settings.full == "bracket",
         "--full-rows": settings.full_rows is not None,
         "--posterior": settings.posterior is not None,

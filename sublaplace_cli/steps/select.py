@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..catalog import load
+from ..core.fitting import path_gains
 from ..core.selectors import Selection, SelectionProblem, checked
 from ..core.selectors.baselines import by_name, require_last_linear, require_match
 from ..core.selectors.greedy import pool_size
@@ -16,9 +17,14 @@ from ..errors import UserError
 from ..files.artifacts import write_artifact
 from ..files.imports import load_function
 from ..files.run_folder import file_stem
+from .full import full_posterior_of
 from .jacobians import precision_of, scores_of
+from .passes import jacobian_of
 from .request import Choice, MethodCall, actual_k, single_choice
 from .session import Session
+
+FIRST_LOOK = 256  # of --k auto: doubled until the path is long enough
+ROUNDING = 1e-10
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ def check_choice(session: Session, choice: Choice) -> None:
         require_match(session.layout, call.pattern)
     elif call.own_code:
         load_function(call.name, f"--method {call.name}", session.settings.allow_code, session.spec.folder)
-    elif call.name == "greedy" and k is not None:
+    elif call.name in ("greedy", "variance") and k is not None:
         pool_size(session.settings.pool, k, session.layout.size)
     elif call.name == "neural-linear":
         require_last_linear(session.last_linear)
@@ -91,6 +97,9 @@ def selections_of(session: Session, wanted: list[Choice]) -> dict[Choice, Chosen
 
 
 def _select_group(session: Session, call: MethodCall, group: list[Choice]) -> dict[Choice, Chosen]:
+    if group[0].retain is not None:
+        (choice,) = group
+        return {choice: _retaining(session, choice)}
     sizes = {choice: actual_k(choice, session.layout.size) for choice in group}
     if call.takes_k and _nested(session, call):
         longest = _select(session, call, max(k for k in sizes.values() if k is not None))
@@ -98,6 +107,46 @@ def _select_group(session: Session, call: MethodCall, group: list[Choice]) -> di
     else:
         made = {choice: _select(session, call, k) for choice, k in sizes.items()}
     return {choice: _store(session, call, selection) for choice, selection in made.items()}
+
+
+def _retaining(session: Session, choice: Choice) -> Chosen:
+    """`--k auto`: the shortest beginning of the method's path whose ipv reaches the fraction asked for."""
+    call, fraction = choice.call, choice.retain
+    assert fraction is not None, "the caller has looked"
+    path, retained = _path(session, call, fraction)
+    k = min(int((retained < fraction * (1 - ROUNDING)).sum()) + 1, len(path.indices))
+    session.report.note(f"{call.name}: k = {k} retains {float(retained[k - 1]):.4f} of the full network's ipv")
+    known = _reuse(session, Choice(call, k))
+    return known or _store(session, call, Selection(path.indices[:k], path.values[:k]))
+
+
+def _path(session: Session, call: MethodCall, fraction: float) -> tuple[Selection, Tensor]:
+    """A path long enough to retain this fraction, and what each of its beginnings retains."""
+    stem, p = f"path-{call.name}", session.layout.size
+    inputs = {"scores": scores_of(session).digest}
+    found = None if session.settings.force else session.open_folder().find(stem, "path", method=call.name)
+    if found is not None and found.meta["inputs"] == inputs:
+        indices, values, retained = (found.tensor(q).to(session.device) for q in ("indices", "scores", "retained"))
+        if len(indices) == p or float(retained[-1]) >= fraction:
+            session.report.note(f"reusing {stem}")
+            session.artifacts[stem] = str(found.path)
+            return Selection(checked(indices, p, call.name), values), retained
+    freedom = full_posterior_of(session).freedom
+    if freedom <= 0:
+        raise UserError("--k auto: the data say nothing about this network's parameters (the full ipv is 0)")
+    k = min(FIRST_LOOK, p)
+    while True:
+        path = _select(session, call, k)
+        retained = path_gains(precision_of(session), path.indices).cumsum(0) / freedom
+        if float(retained[-1]) >= fraction or k == p:
+            break
+        session.report.note(f"{call.name}: k = {k} retains {float(retained[-1]):.4f}, looking further")
+        k = min(2 * k, p)
+    meta = session.describe(inputs, method=call.name, pool=session.settings.pool)
+    tensors = {"indices": path.indices, "scores": path.values.double(), "retained": retained}
+    write_artifact(session.open_folder().file(stem), "path", meta, tensors)
+    session.artifacts[stem] = str(session.open_folder().file(stem))
+    return path, retained
 
 
 def _nested(session: Session, call: MethodCall) -> bool:
@@ -115,6 +164,7 @@ def _select(session: Session, call: MethodCall, k: int | None) -> Selection:
         last_linear=session.last_linear,
         seed=session.settings.seed,
         pool=session.settings.pool,
+        other_rows=None if session.reference == "train" else jacobian_of(session, session.reference),
     )
     session.report.detail(f"selecting by {call.name}")
     if call.pattern is not None:

@@ -18,6 +18,7 @@ from .. import device as devices
 from ..core.capture import Capture, prepare_capture
 from ..core.forward import Inputs, last_linear
 from ..core.layout import Layout
+from ..core.rescale import Kind
 from ..errors import UserError
 from ..files.atomic import digest_of_files
 from ..files.datasets import Split, data_files, load_splits, origin_of, require_extra
@@ -82,6 +83,11 @@ class Session:
     def reference(self) -> str:
         """The split that scores are taken over."""
         return self.split_name(self.settings.reference)
+
+    @property
+    def rescale(self) -> Kind:
+        """The option, else what the spec says."""
+        return self.settings.rescale or self.spec.spec.posterior.rescale  # type: ignore[return-value]
 
     @property
     def max_artifact(self) -> int:

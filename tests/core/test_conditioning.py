@@ -9,7 +9,8 @@ import pytest
 import torch
 from core.problems import PLENTY, Problem, random_matrix, synthetic
 
-from sublaplace_cli.core.posterior import fit_full, fit_subnet, subnet_variance
+from sublaplace_cli.core.fitting import fit_full, fit_subnet
+from sublaplace_cli.core.posterior import subnet_variance
 from sublaplace_cli.core.precision import row_norms
 
 N, P = 12, 30

@@ -6,6 +6,7 @@ import pytest
 import torch
 from core.problems import assert_close, random_matrix, synthetic
 
+from sublaplace_cli.core.fitting import fit_full, fit_subnet
 from sublaplace_cli.core.layout import Layout
 from sublaplace_cli.core.linalg import (
     REFUSE_CONDITION,
@@ -18,7 +19,6 @@ from sublaplace_cli.core.linalg import (
     solve_lower,
     solve_lower_transposed,
 )
-from sublaplace_cli.core.posterior import fit_full, fit_subnet
 from sublaplace_cli.errors import NumericsError
 
 

@@ -10,13 +10,8 @@ import torch
 from cases import CASES
 from core.problems import PLENTY, PRIORS, Problem, assert_close, random_matrix, solved, subset, synthetic
 
-from sublaplace_cli.core.posterior import (
-    diagonal_freedom,
-    diagonal_variance,
-    fit_full,
-    fit_subnet,
-    subnet_variance,
-)
+from sublaplace_cli.core.fitting import fit_full, fit_subnet
+from sublaplace_cli.core.posterior import diagonal_freedom, diagonal_variance, subnet_variance
 from sublaplace_cli.core.precision import row_norms
 from sublaplace_cli.errors import NumericsError, RunError
 

@@ -27,6 +27,7 @@ from core.problems import (
 
 from sublaplace_cli.core import blocks
 from sublaplace_cli.core.capture import prepare_capture
+from sublaplace_cli.core.fitting import fit_full, fit_subnet
 from sublaplace_cli.core.forward import map_inputs
 from sublaplace_cli.core.jacobian import (
     TILE_SHARE,
@@ -38,7 +39,7 @@ from sublaplace_cli.core.jacobian import (
     row_tiles,
 )
 from sublaplace_cli.core.layout import Layout
-from sublaplace_cli.core.posterior import fit_full, fit_subnet, subnet_variance
+from sublaplace_cli.core.posterior import subnet_variance
 from sublaplace_cli.core.precision import gram, row_norms, squared_gradients
 
 NAMES = [case.name for case in CASES]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
+from ..jacobian import Jacobian
 from ..layout import Layout
 from ..precision import Precision
 
@@ -29,6 +30,12 @@ class SelectionProblem:
     last_linear: tuple[str, ...]  # parameter names of the last nn.Linear that runs
     seed: int = 0
     pool: str = "all"
+    other_rows: Jacobian | None = None  # the reference rows, where they are not the training rows
+
+    @property
+    def reference(self) -> Jacobian:
+        """The rows that a method is to do well on."""
+        return self.precision.jacobian if self.other_rows is None else self.other_rows
 
     @property
     def layout(self) -> Layout:

@@ -1,0 +1,183 @@
+"""Fitting posteriors: a sub-network's in primal or dual form, all sub-networks along a path at once, the full one.
+
+A path is an order of parameters; the sub-networks along it are its beginnings. In primal form the Cholesky factor
+of a beginning is the leading block of the factor of the whole; in dual form the Gram matrix grows by the columns
+that are new. Either way many k cost little more than the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import RunError
+from .blocks import add_upper
+from .linalg import (
+    QR_CONDITION,
+    column_squares,
+    condition_of,
+    factor_of_rows,
+    inverse_square_sums,
+    mirrored,
+    safe_cholesky,
+    solve_lower,
+    solve_lower_transposed,
+)
+from .posterior import Form, FullPosterior, SubnetPosterior
+from .precision import Precision
+
+WEAK_DATA = 1e-3  # degrees of freedom a row below which their plain difference would lose more than 13 digits
+PANEL = 1024  # parameters of a path whose gains are found together
+
+
+def fit_subnet(precision: Precision, S: Tensor, form: Form | None = None) -> SubnetPosterior:
+    """Posterior over S: primal (k × k) where k ≤ N·C, else dual (N·C × N·C)."""
+    S = S.sort().values  # neighbours are quicker to fetch; one posterior alone does not mind the order
+    form = form or natural_form(len(S), precision.n_rows)
+    return (_fit_primal if form == "primal" else _fit_dual)(precision, S, [len(S)])[0]
+
+
+def fit_path(precision: Precision, S: Tensor, ks: Sequence[int]) -> list[SubnetPosterior]:
+    """Posteriors over the first k of S, for each of these k."""
+    if len(ks) == 1:
+        return [fit_subnet(precision, S[: ks[0]])]
+    small = sorted({k for k in ks if natural_form(k, precision.n_rows) == "primal"})
+    large = sorted({k for k in ks if natural_form(k, precision.n_rows) == "dual"})
+    made = _fit_primal(precision, S[: small[-1]], small) if small else []
+    made += _fit_dual(precision, S[: large[-1]], large) if large else []
+    by_size = {len(posterior.indices): posterior for posterior in made}
+    return [by_size[k] for k in ks]
+
+
+def natural_form(k: int, rows: int) -> Form:
+    """Whichever has the smaller matrix to factorise."""
+    return "primal" if k <= rows else "dual"
+
+
+def subnet_bytes(k: int, rows: int, form: Form) -> int:
+    """Memory for the matrices of a sub-network's posterior while it is fitted."""
+    return 8 * (k * k if form == "primal" else rows * (rows + k))
+
+
+def full_bytes(rows: int) -> int:
+    """Memory for the matrix of the full posterior: K, which its factor takes the place of."""
+    return 8 * rows * rows
+
+
+def _require_room(precision: Precision, needed: int, what: str, or_else: str = "") -> None:
+    if needed > precision.memory:
+        raise RunError(
+            f"{what} needs about {needed / 2**30:.1f} GiB, more than the {precision.memory / 2**30:.1f} GiB allowed",
+            hint=f"lower --k, use fewer training rows (splits.train.n), or raise --memory{or_else}",
+        )
+
+
+def _fit_primal(precision: Precision, S: Tensor, ks: Sequence[int]) -> list[SubnetPosterior]:
+    _require_room(precision, subnet_bytes(len(S), precision.n_rows, "primal"), f"a posterior over {len(S)} parameters")
+    v = precision.prior[S]
+    L, conditions = _primal_factor(precision, S, ks)
+
+    def freedom(k: int) -> float:
+        own = L[:k, :k]
+        plain = float((1.0 - inverse_square_sums(own)).clamp(min=0.0).sum())  # k − tr(Ω⁻¹V)
+        if plain >= WEAK_DATA * k:
+            return plain  # … which cancels where the data say little; ‖L⁻¹A′ᵀ‖² does not
+        scale = v[:k].rsqrt().unsqueeze(1)
+        return sum(float(solve_lower(own, A.mul_(scale)).square_().sum()) for A in precision.column_chunks(S[:k]))
+
+    return [
+        SubnetPosterior(S[:k], v[:k], "primal", L[:k, :k], None, condition, lambda k=k: freedom(k))  # type: ignore[misc]
+        for k, condition in zip(ks, conditions, strict=True)
+    ]
+
+
+def _primal_factor(precision: Precision, S: Tensor, ks: Sequence[int]) -> tuple[Tensor, list[float]]:
+    """L of I + A′ᵀA′ in the order of S, and κ of each of its leading blocks of size k."""
+    scale = precision.prior[S].rsqrt().unsqueeze(1)
+    B = torch.zeros(len(S), len(S), dtype=torch.float64, device=scale.device)
+    for A in precision.column_chunks(S):
+        add_upper(B, A.mul_(scale))
+    mirrored(B)
+    conditions = [condition_of(B[:k, :k]) for k in ks]
+    if max(conditions) > QR_CONDITION:
+        del B
+        _require_room(precision, 4 * subnet_bytes(len(S), 0, "primal"), f"an ill-conditioned posterior over {len(S)}")
+        return factor_of_rows((A.mul_(scale).T for A in precision.column_chunks(S)), len(S), scale), conditions
+    B.diagonal().add_(1.0)
+    return safe_cholesky(B, lambda i: precision.layout.describe(int(S[i]))), conditions
+
+
+def _fit_dual(precision: Precision, S: Tensor, ks: Sequence[int]) -> list[SubnetPosterior]:
+    rows = precision.n_rows
+    _require_room(
+        precision, subnet_bytes(len(S), rows, "dual"), f"a posterior over {len(S)} parameters with {rows} rows"
+    )
+    v = precision.prior[S]
+    A = precision.columns(S).mul_(v.rsqrt().unsqueeze(1))  # (k, N·C)
+    K = torch.zeros(rows, rows, dtype=torch.float64, device=v.device)
+    posteriors, done = [], 0
+    for k in ks:
+        add_upper(K, A[done:k].T)
+        own = K if k == ks[-1] else K.clone()
+        L, condition, freedom = _factor_gram(mirrored(own))
+        posteriors.append(SubnetPosterior(S[:k], v[:k], "dual", L, A[:k], condition, freedom))
+        done = k
+    return posteriors
+
+
+def fit_full(precision: Precision) -> FullPosterior:
+    """Full linearized Laplace; nothing of size p × p exists."""
+    rows = precision.n_rows
+    _require_room(precision, full_bytes(rows), f"the full posterior over {rows} rows", or_else=" or --full none")
+    return FullPosterior(precision, *_factor_gram(precision.gram()))
+
+
+def _factor_gram(K: Tensor) -> tuple[Tensor, float, Callable[[], float]]:
+    """(L of I + K, λmax of K, what tells tr((I + K)⁻¹K)); K is used up."""
+    condition = condition_of(K)
+    diagonal = K.diagonal().clone()
+    K.diagonal().add_(1.0)
+    L = safe_cholesky(K, lambda i: f"training row {i}")
+
+    def freedom() -> float:
+        # N·C − tr M, summed as the rows' own shares, each between 0 and 1: cheap, but it cancels where the data
+        # say next to nothing; then tr(L⁻¹KL⁻ᵀ), a sum of positive terms.
+        plain = float((1.0 - inverse_square_sums(L)).clamp(min=0.0).sum())
+        if plain >= WEAK_DATA * len(L):
+            return plain
+        K = L @ L.T
+        K.diagonal().copy_(diagonal)
+        half = solve_lower(L, K)
+        return float((solve_lower(L, half.T.contiguous())).diagonal().sum())
+
+    return L, condition, freedom
+
+
+def path_gains(precision: Precision, S: Tensor) -> Tensor:
+    """By how much each parameter of S, joining those before it, raises tr(Ω_SS⁻¹ (AᵀA)_SS) (k,)."""
+    if natural_form(len(S), precision.n_rows) == "dual":
+        return _dual_gains(precision, S)
+    L, _ = _primal_factor(precision, S, [len(S)])
+    scale = precision.prior[S].rsqrt().unsqueeze(1)
+    gains = torch.zeros(len(S), dtype=torch.float64, device=scale.device)
+    for A in precision.column_chunks(S):
+        gains += solve_lower(L, A.mul_(scale)).square_().sum(1)
+    return gains
+
+
+def _dual_gains(precision: Precision, S: Tensor) -> Tensor:
+    """With M = (I + A_S A_Sᵀ)⁻¹ and new columns P, tr M falls by ‖Lc⁻¹PᵀM‖², row by row, where Lc Lcᵀ = I + PᵀMP."""
+    rows, gains = precision.n_rows, []
+    outer = torch.eye(rows, dtype=torch.float64, device=precision.prior.device)
+    for part in S.split(PANEL):
+        P = precision.columns(part).mul_(precision.prior[part].rsqrt().unsqueeze(1)).T  # (N·C, b)
+        L = safe_cholesky(outer.clone(), lambda i: f"training row {i}")
+        half = solve_lower(L, P)
+        T = half.T @ half
+        T.diagonal().add_(1.0)
+        corner = safe_cholesky(T)
+        gains.append(column_squares(solve_lower(corner, solve_lower_transposed(L, half).T).T))
+        outer.addmm_(P, P.T)
+    return torch.cat(gains)

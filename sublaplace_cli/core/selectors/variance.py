@@ -1,0 +1,136 @@
+"""Forward selection by predictive variance: at each step the parameter that adds most to it over the reference rows.
+
+With S chosen, r_j the gradients of the reference rows with respect to parameter j, less what S explains of them,
+and d_j the Schur complement of Ω, adding j raises the sum of their variances by ‖r_j‖²/d_j. Gains may rise as S
+grows, so that no bound spares the look at every candidate; but all of them follow from two products with the
+Jacobian a step, and nothing of size k × p is kept. Updates round off a little each time: the best few are computed
+afresh before one is taken, and where they differ from the updated numbers, all are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..jacobian import Jacobian
+from ..linalg import solve_lower, solve_lower_transposed
+from ..precision import Precision, column_chunks, pull, squared_gradients, weigh_rows
+from . import Selection, SelectionProblem, largest
+from .greedy import pool_size, require_sound
+
+FRESH = 32  # candidates that are computed afresh at each step
+NOTHING = 1e-12  # share of its first value below which a residual is rounding
+DRIFT = 1e-8  # difference between updated and fresh values from which on everything is computed afresh
+CHUNK = 1024  # candidates that are computed afresh together
+
+
+def variance(problem: SelectionProblem, k: int) -> Selection:
+    """The largest gain in the variance of the reference rows, k times, among the candidates of `--pool`."""
+    p = problem.layout.size
+    size = pool_size(problem.pool, k, p)
+    candidates = (
+        largest(problem.score / problem.prior, size) if size < p else torch.arange(p, device=problem.prior.device)
+    )
+    search = _Search(problem.precision, problem.reference, candidates.sort().values)
+    with problem.precision.watch("variance: parameters chosen", k) as progress:
+        while len(search.chosen) < k and search.step():
+            progress.advance(1)
+    taken = torch.tensor(search.chosen, dtype=torch.int64, device=candidates.device)
+    # Once nothing adds anything, the reference rows have no more to say: the rest by their scores.
+    left = search.alive.nonzero().squeeze(1)
+    S = search.candidates[left]
+    rest = left[largest((problem.score / problem.prior)[S], k - len(taken))] if len(taken) < k else left[:0]
+    gains = torch.tensor(search.gains + [0.0] * len(rest), dtype=torch.float64, device=candidates.device)
+    return Selection(search.candidates[torch.cat([taken, rest])], gains)
+
+
+class _Search:
+    """State of one run, all of it in the prior's metric."""
+
+    def __init__(self, precision: Precision, reference: Jacobian, candidates: Tensor) -> None:
+        self.precision, self.reference, self.candidates = precision, reference, candidates
+        self.scale = precision.prior[candidates].rsqrt()
+        memory, device = precision.memory, candidates.device
+        self.d = 1 + precision.data_diagonal()[candidates] * self.scale.square()
+        self.c = squared_gradients(reference, None, memory)[candidates] * self.scale.square()  # ‖r_j‖²
+        self.first_c = self.c.clone()
+        self.alive = torch.ones(len(candidates), dtype=torch.bool, device=device)
+        self.A_S = torch.empty(precision.n_rows, 0, dtype=torch.float64, device=device)
+        self.G_S = torch.empty(reference.outputs.numel(), 0, dtype=torch.float64, device=device)
+        self.L = torch.empty(0, 0, dtype=torch.float64, device=device)
+        self.chosen: list[int] = []
+        self.gains: list[float] = []
+
+    def step(self) -> bool:
+        """Choose one more and bring all the others up to date; False where none would add anything."""
+        few = self._best()
+        d, c = self._afresh(few)
+        if not self._agree(few, d, c):
+            self._refresh()
+            few = self._best()
+            d, c = self._afresh(few)
+        gains = c / d
+        if float(gains.max()) <= NOTHING * (self.gains[0] if self.gains else 0.0):
+            return False
+        self._take(int(few[int(largest(gains, 1))]))  # `few` is in rising order: ties go to the lower index
+        return True
+
+    def _agree(self, few: Tensor, d: Tensor, c: Tensor) -> bool:
+        near_d = (self.d[few] - d).abs() <= DRIFT * d
+        near_c = (self.c[few] - c).abs() <= DRIFT * c + NOTHING * self.first_c[few]
+        return bool((near_d & near_c).all())
+
+    def _best(self) -> Tensor:
+        gains = torch.where(self.alive, self.c / self.d, torch.full_like(self.c, -1.0))
+        return largest(gains, min(FRESH, len(gains) - len(self.chosen))).sort().values
+
+    def _columns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Columns of the weighted training rows (N·C, b) and of the reference rows (m·C, b)."""
+        S, scale = self.candidates[positions], self.scale[positions].unsqueeze(1)
+        A = self.precision.columns(S).mul_(scale).T
+        chunks = [chunk for _, chunk in column_chunks(self.reference, S, self.precision.memory)]
+        return A, torch.cat(chunks, dim=1).mul_(scale).T
+
+    def _residuals(self, A: Tensor, G: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(d, residuals of the training rows, residuals of the reference rows, L⁻¹A_SᵀA) of these columns."""
+        t = solve_lower(self.L, self.A_S.T @ A)
+        z = solve_lower_transposed(self.L, t)
+        d = 1 + A.square().sum(0) - t.square().sum(0)
+        return d, A - self.A_S @ z, G - self.G_S @ z, t
+
+    def _afresh(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        d, _, r, _ = self._residuals(*self._columns(positions))
+        require_sound(d)
+        return d, r.square().sum(0)
+
+    def _refresh(self) -> None:
+        for positions in self.alive.nonzero().squeeze(1).split(CHUNK):
+            self.d[positions], self.c[positions] = self._afresh(positions)
+
+    def _take(self, best: int) -> None:
+        A, G = self._columns(torch.tensor([best], device=self.candidates.device))
+        d, q, r, t = self._residuals(A, G)
+        w = self.A_S @ solve_lower_transposed(self.L, solve_lower(self.L, self.G_S.T @ r))
+        schur, overlap = self._products(q, r, w)
+        share = schur / float(d)  # how much of the new residuals the others lose
+        self.d -= schur * share
+        self.c += share * (share * float(r.square().sum()) - 2 * overlap)
+        self.d.clamp_(min=1.0)
+        self.c.clamp_(min=0.0)
+        corner = torch.cat([t.T, d.sqrt().reshape(1, 1)], dim=1)
+        self.L = torch.cat([torch.nn.functional.pad(self.L, (0, 1)), corner])
+        self.A_S, self.G_S = torch.cat([self.A_S, A], dim=1), torch.cat([self.G_S, G], dim=1)
+        self.alive[best] = False
+        self.chosen.append(best)
+        self.gains.append(float(r.square().sum() / d))
+
+    def _products(self, q: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Aᵀq, and Gᵀr − Aᵀw, for every candidate."""
+        memory, root = self.precision.memory, self.precision.root
+        if self.reference is self.precision.jacobian:  # the same rows: one look at them
+            both = pull(self.reference, torch.cat([weigh_rows(q, root), r - weigh_rows(w, root)], dim=1), memory)
+            schur, overlap = both[:, 0], both[:, 1]
+        else:
+            own = pull(self.precision.jacobian, weigh_rows(torch.cat([q, w], dim=1), root), memory)
+            schur, overlap = own[:, 0], pull(self.reference, r, memory)[:, 0] - own[:, 1]
+        return schur[self.candidates] * self.scale, overlap[self.candidates] * self.scale

@@ -66,7 +66,7 @@ def spec_keys():
             yield field.alias or name
 
 
-@pytest.mark.parametrize("key", sorted(set(spec_keys()) - {"rescale"}))
+@pytest.mark.parametrize("key", sorted(set(spec_keys())))
 def test_spec_keys_are_documented(key):
     assert key in README
 

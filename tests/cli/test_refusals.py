@@ -87,10 +87,9 @@ def test_wrong_usage(tool: Tool, project: Project, options: list[str], words: li
 
 
 NOT_YET = [
-    *(["--method", name] for name in ("variance", "norm", "constant", "kfac", "ensemble")),
+    *(["--method", name] for name in ("kfac", "ensemble")),
     *(["--format", name] for name in ("jsonl", "junit", "github")),
-    *(["--k", "auto"], ["--k", "auto", "--retain", "0.9"], ["--retain", "0.9"], ["--rescale", "scale"]),
-    *(["--rescale", "hybrid"], ["--full", "bracket"], ["--full-rows", "5"], ["--posterior", "p.safetensors"]),
+    *(["--full", "bracket"], ["--full-rows", "5"], ["--posterior", "p.safetensors"]),
     *(["--samples", "5"], ["--plot", "p.png"], ["--plot-kind", "curves"], ["--report", "r.html"], ["--significant"]),
     *(["--fail-if", "w2 > 1"], ["--baseline", "b.json"], ["--max-regression", "w2=1"]),
     *(["--checkpoint", "a.pt", "--checkpoint", "b.pt"], ["--checkpoint", "*.pt"]),
@@ -109,7 +108,6 @@ def test_what_is_to_come_in_the_spec(tool: Tool, project: Project) -> None:
     for part in (
         {"posterior": {"prior_precision": "marglik"}},
         {"posterior": {"noise_variance": "marglik"}},
-        {"posterior": {"rescale": "hybrid"}},
         {"gate": {"w2": {"max": 0.02}}},
         {"ensemble": {"checkpoints": ["a.safetensors"]}},
     ):

@@ -168,8 +168,6 @@ def test_classes(tmp_path: Path, classes: str) -> None:
 NOT_BUILT = [
     ("gate: {w2: {max: 1}}", "9:1: gate: gate"),
     ("ensemble: {checkpoints: [a]}", "9:1: ensemble: ensemble"),
-    ("posterior: {rescale: hybrid}", "9:22: posterior.rescale: hybrid"),
-    ("posterior: {rescale: scale}", "9:22: posterior.rescale: scale"),
     ("posterior: {noise_variance: marglik}", "9:29: posterior.noise_variance: marglik"),
     (
         "posterior: {prior_precision: marglik}",
@@ -219,7 +217,7 @@ model:
   weights: {path: 5, strikt: true}
 data:
   columns: {target: 1.5}
-posterior: {rescale: hybrid, rescale: 3, noise_variance: x}
+posterior: {rescale: sacle, rescale: 3, noise_variance: x}
 gate: 1
 """
     starts = [line.split(" ")[0:2] for line in problems(tmp_path, text)]
@@ -232,7 +230,7 @@ gate: 1
         ["8:3:", "data.path:"],
         ["8:21:", "data.columns.target:"],
         ["9:22:", "posterior.rescale:"],
-        ["9:30:", "posterior.rescale:"],
-        ["9:58:", "posterior.noise_variance:"],
+        ["9:29:", "posterior.rescale:"],
+        ["9:57:", "posterior.noise_variance:"],
         ["10:1:", "gate:"],
     ]

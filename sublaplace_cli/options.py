@@ -98,8 +98,12 @@ OPTIONS: dict[str, Any] = {
         help="make up for what a sub-network leaves out: none, scale or hybrid; default: what the spec says, else none",
         metavar="KIND",
     ),
-    "full": _option("--full", help="the full posterior to compare with: exact or none", metavar="KIND"),
-    "full_rows": _to_come("--full-rows", help="compare with the full posterior on this many rows", metavar="N"),
+    "full": _option("--full", help="the full posterior to compare with: exact, none or bracket", metavar="KIND"),
+    "full_rows": _option(
+        "--full-rows",
+        help="with --full bracket: training rows whose full posterior bounds it from above (4000)",
+        metavar="N",
+    ),
     "posterior": _to_come("--posterior", help="predict with a stored posterior", metavar="FILE"),
     "samples": _to_come("--samples", help="draws from the predictive for --predictions", metavar="N"),
     "predictions": _option(

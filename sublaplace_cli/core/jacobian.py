@@ -116,6 +116,38 @@ class RecomputedJacobian:
 
 
 @dataclass(frozen=True)
+class RowRange:
+    """Rows [first, last) of another Jacobian."""
+
+    source: Jacobian
+    first: int
+    last: int
+
+    @property
+    def layout(self) -> Layout:
+        return self.source.layout
+
+    @property
+    def outputs(self) -> Tensor:
+        return self.source.outputs[self.first : self.last]
+
+    @property
+    def pattern(self) -> Sequence[Block]:
+        return self.source.pattern
+
+    @property
+    def by_block(self) -> bool:
+        return self.source.by_block
+
+    @property
+    def grain(self) -> int:
+        return self.source.grain
+
+    def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
+        return self.source.load(self.first + start, self.first + stop, which)
+
+
+@dataclass(frozen=True)
 class ChosenRows:
     """Some rows of another Jacobian, one by one."""
 

@@ -26,9 +26,16 @@ class Predictive:
     targets: Tensor | None  # regression (M, C); classification (M,) int64
     oracle: Tensor | None
     std_full: Tensor | None
+    std_bounds: tuple[Tensor, Tensor] | None = None  # of the full posterior, where only bounds are known
     no_targets: str = "the test rows have no targets"
     no_full: str = "no full posterior was computed"
     no_oracle: str = "no oracle in the spec"
+
+
+def distance_bounds(std: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Least and largest |σ_full − σ| for any σ_full between the bounds; for a sub-network's σ, L − σ and U − σ."""
+    nearest = torch.maximum(low - std, std - high).clamp(min=0.0)
+    return nearest, torch.maximum((high - std).abs(), (low - std).abs())
 
 
 @dataclass
@@ -79,6 +86,10 @@ def _closeness(scores: Scores, std: Tensor, known: Predictive) -> None:
         scores.miss_mean("w2", known.no_full)
         scores.miss("w2_relative", known.no_full)
         scores.miss("w2_total", known.no_full)
+        if known.std_bounds is not None:
+            least, most = distance_bounds(std, *known.std_bounds)
+            scores.put("w2_low", float(least.mean(1).mean()))
+            scores.put("w2_high", float(most.mean(1).mean()))
         return
     w2 = (known.std_full - std).abs().mean(1)
     scores.mean("w2", w2)

@@ -30,6 +30,7 @@ def run_command(command: str, settings: Settings, report: Reporter, render: Rend
         _protect_inputs(session)
         for choice in wanted:
             check_choice(session, choice)
+        evaluate.check_bracket(session, wanted)
         if settings.dry_run:
             return plan(session, command, wanted)
         result = {"schema": 1, **_run(command, session, render)}

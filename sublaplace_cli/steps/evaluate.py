@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
+from ..core.bracket import Bracket, bracket
 from ..core.metrics import Predictive, Scores, score
 from ..core.theorem import require_not_larger
+from ..errors import UserError
 from .full import FULL, ipv
 from .inputs import targets_of
-from .jacobians import noise_variance, outputs_of
+from .jacobians import noise_variance, outputs_of, precision_of
 from .oracle import oracle_outputs
 from .passes import jacobian_of
 from .request import Choice, choices
@@ -19,6 +21,8 @@ from .rescaling import squared_norms
 from .session import Session
 from .spreads import MAP, Spread, full_spread, spreads_of, stems_behind, store_predictions
 
+DEFAULT_FULL_ROWS = 4000
+BOUND_KEYS = ("w2_low", "w2_high")  # of --full bracket
 # The order of a result row; every mean that has a standard error carries it as NAME_se at the end.
 ROW_KEYS = (
     *("method", "k", "rescale", "remainder", "mean_std", "w2", "w2_se", "w2_relative", "w2_total"),
@@ -47,6 +51,7 @@ def run(session: Session) -> Evaluation:
     full = full_spread(session) if session.settings.full == "exact" or _asks_for_full(wanted) else None
     spreads = spreads_of(session, wanted, f, full)
     _theorem_1(session, spreads, full)
+    bounds = _bounds(session, spreads) if session.settings.full == "bracket" else None
     known = Predictive(
         task=session.task,
         f=f,
@@ -54,7 +59,8 @@ def run(session: Session) -> Evaluation:
         targets=targets_of(session.split("test"), session.device),
         oracle=oracle,
         std_full=full.variance.sqrt() if full is not None and session.settings.full == "exact" else None,
-        no_full="--full none",
+        std_bounds=None if bounds is None else (bounds.low.sqrt(), bounds.high.sqrt()),
+        no_full="--full none" if bounds is None else "--full bracket: it lies between w2_low and w2_high",
     )
     full_ipv = None
     if known.std_full is not None and full is not None and full.freedom is not None:
@@ -74,10 +80,36 @@ def run(session: Session) -> Evaluation:
         "rows": [_row(session, spread, known, full_ipv) for spread in spreads],
         "gate": None,
     }
+    if bounds is not None:
+        result["bracket"] = {"rows": full_rows(session), "sets": bounds.n_sets}
     for spread in [*spreads, *([full] if full is not None else [])]:
         store_predictions(session, spread, known)
     result["artifacts"] = _artifacts(session, spreads, full)
     return Evaluation(result, spreads, known)
+
+
+def full_rows(session: Session) -> int:
+    """Training rows of each full posterior that bounds the whole one from above."""
+    asked = session.settings.full_rows or DEFAULT_FULL_ROWS
+    return min(asked, len(session.split("train")))
+
+
+def check_bracket(session: Session, wanted: list[Choice]) -> None:
+    """`--full bracket` takes its bound from below from a sub-network as it is."""
+    if session.settings.full == "bracket" and (
+        session.rescale != "none" or not any(choice.call.selects for choice in wanted)
+    ):
+        raise UserError(
+            "--full bracket needs a sub-network without --rescale: it is the bound from below",
+            hint="for example: --method gradient --k 1000 --full bracket",
+        )
+
+
+def _bounds(session: Session, spreads: list[Spread]) -> Bracket:
+    subnets = [spread.variance for spread in spreads if spread.is_a_posterior]
+    norms, test = squared_norms(session, "test"), jacobian_of(session, "test")
+    with session.timed("bracket"):
+        return bracket(precision_of(session), test, norms, full_rows(session), subnets)
 
 
 def _artifacts(session: Session, spreads: list[Spread], full: Spread | None) -> dict[str, str]:
@@ -134,7 +166,8 @@ def _row(session: Session, spread: Spread, known: Predictive, full_ipv: float | 
         "k": spread.k,
     }
     errors = sorted(key for key in values if key.endswith("_se") and key not in ROW_KEYS)
-    return {**{key: values[key] for key in (*ROW_KEYS, *errors)}, "why": dict(sorted(scores.why.items()))}
+    bounds = [key for key in BOUND_KEYS if key in values]
+    return {**{key: values[key] for key in (*ROW_KEYS, *bounds, *errors)}, "why": dict(sorted(scores.why.items()))}
 
 
 def _put_ipv(scores: Scores, own: float, full: float | None, no_full: str) -> None:

@@ -150,7 +150,11 @@ def check_usage(settings: Settings) -> None:
     _one_of("--score", settings.score, ("weighted", "unweighted"))
     _one_of("--reference", settings.reference, ("train", "test", "reference"))
     _one_of("--dtype", settings.dtype, ("float32", "float64"))
-    _one_of("--full", settings.full, ("exact", "none"))
+    _one_of("--full", settings.full, ("exact", "none", "bracket"))
+    if settings.full_rows is not None and settings.full != "bracket":
+        raise UserError("--full-rows goes with --full bracket")
+    if settings.full_rows is not None and settings.full_rows < 1:
+        raise UserError(f"--full-rows {settings.full_rows} is not a positive integer")
     if settings.rescale is not None:
         _one_of("--rescale", settings.rescale, ("none", "scale", "hybrid"))
     _one_of("--split", settings.split, ("train", "test", "reference", "all"))
@@ -182,8 +186,6 @@ def _refuse_unavailable(settings: Settings) -> None:
     asked = {
         "several --checkpoint files at once": len(settings.checkpoint) > 1
         or any("*" in c for c in settings.checkpoint),
-        f"--full {settings.full}": settings.full == "bracket",
-        "--full-rows": settings.full_rows is not None,
         "--posterior": settings.posterior is not None,
         "--samples": settings.samples is not None,
         "--plot": settings.plot is not None,

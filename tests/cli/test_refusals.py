@@ -89,7 +89,7 @@ def test_wrong_usage(tool: Tool, project: Project, options: list[str], words: li
 NOT_YET = [
     *(["--method", name] for name in ("kfac", "ensemble")),
     *(["--format", name] for name in ("jsonl", "junit", "github")),
-    *(["--full", "bracket"], ["--full-rows", "5"], ["--posterior", "p.safetensors"]),
+    ["--posterior", "p.safetensors"],
     *(["--samples", "5"], ["--plot", "p.png"], ["--plot-kind", "curves"], ["--report", "r.html"], ["--significant"]),
     *(["--fail-if", "w2 > 1"], ["--baseline", "b.json"], ["--max-regression", "w2=1"]),
     *(["--checkpoint", "a.pt", "--checkpoint", "b.pt"], ["--checkpoint", "*.pt"]),

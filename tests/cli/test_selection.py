@@ -116,3 +116,19 @@ def test_the_variance_method_prefers_the_rows_it_is_told_of(tool: Tool, project:
     (train,) = rows(tool, project, *words)
     (test,) = rows(tool, project, *words, "--reference", "test")
     assert test["w2"] <= train["w2"]
+
+
+def test_a_bracket_holds_the_exact_distance(tool: Tool, project: Project) -> None:
+    words = ["--method", "gradient,greedy,norm", "--k", "5,20"]
+    exact = rows(tool, project, *words)
+    run = tool("evaluate", *words, "--full", "bracket", "--full-rows", "8", "--json", cwd=project.folder)
+    result = run.json()
+    assert result["bracket"] == {"rows": 8, "sets": 2}
+    assert result["full"] is None
+    for row, known in zip(result["rows"], exact, strict=True):
+        assert row["w2"] is None
+        assert "between w2_low and w2_high" in row["why"]["w2"]
+        assert row["w2_low"] <= known["w2"] * (1 + 1e-6)
+        assert known["w2"] <= row["w2_high"] * (1 + 1e-6)
+    refused(tool("evaluate", "--full-rows", "8", cwd=project.folder), "--full bracket")
+    refused(tool("evaluate", "--method", "norm", "--full", "bracket", cwd=project.folder), "sub-network")

@@ -17,13 +17,15 @@ from .steps.settings import format_bytes
 Result = dict[str, Any]
 # What a person wants to see first; everything is in json and csv.
 SHOWN = (
-    *("method", "k", "mean_std", "w2", "w2_se", "w2_relative", "coverage95", "coverage95_total"),
-    *("retained", "nll", "rmse", "crps", "accuracy", "ece", "brier"),
+    *("method", "k", "rescale", "remainder", "mean_std", "w2", "w2_se", "w2_low", "w2_high", "w2_relative"),
+    *("coverage95", "coverage95_total", "retained", "nll", "rmse", "crps", "accuracy", "ece", "brier"),
 )
+# Shown only where some row has another value than this.
+USUAL = {"rescale": 1.0, "remainder": 0.0}
 # What goes first where a terminal is too narrow for all of them: a cut number would be worse than none.
 LEAST_MISSED = (
-    *("w2_se", "crps", "rmse", "brier", "mean_std", "coverage95_total", "w2", "ece", "retained"),
-    *("accuracy", "coverage95", "nll"),
+    *("w2_se", "crps", "rmse", "brier", "mean_std", "coverage95_total", "w2", "ece", "remainder", "retained"),
+    *("rescale", "accuracy", "coverage95", "nll"),
 )
 
 
@@ -79,7 +81,7 @@ def short_grid(result: Result, width: int | None = None) -> tuple[list[str], lis
     rows = list(result["rows"])
     if result.get("full") and not any(row["method"] == "full" for row in rows):
         rows.append(result["full"])
-    columns = [key for key in SHOWN if any(row.get(key) is not None for row in rows)]
+    columns = [key for key in SHOWN if any(row.get(key) not in (None, USUAL.get(key)) for row in rows)]
     cells = {key: [_short(row.get(key)) for row in rows] for key in columns}
     for key in LEAST_MISSED:
         if width is not None and key in columns and sum(max(map(len, [k, *cells[k]])) + 3 for k in columns) > width:

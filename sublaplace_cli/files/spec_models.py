@@ -210,10 +210,22 @@ class OracleSpec(Part):
             yield from _weights_rule({"build": {"arch": None}, **given})
 
 
+class EnsembleSpec(Part):
+    """Checkpoints of the same network from several trainings."""
+
+    checkpoints: Annotated[list[Text], Distinct]
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
+        named = given.get("checkpoints")
+        if isinstance(named, (list, tuple)) and len(named) < 2:
+            yield Finding(("checkpoints",), "expected at least two checkpoints: one has no spread")
+
+
 class Spec(Part):
     """The whole of `sublaplace.yaml`."""
 
-    not_built: ClassVar[frozenset[str]] = frozenset({"ensemble", "gate"})
+    not_built: ClassVar[frozenset[str]] = frozenset({"gate"})
 
     version: Annotated[Literal[1], one_of([1])]
     task: Annotated[Task, one_of(get_args(Task))]
@@ -221,6 +233,7 @@ class Spec(Part):
     data: DataSpec
     posterior: PosteriorSpec = PosteriorSpec()
     oracle: OracleSpec | None = None
+    ensemble: EnsembleSpec | None = None
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -149,7 +149,10 @@ def _contains(large: Spread, small: Spread) -> bool:
 
 
 def _row(session: Session, spread: Spread, known: Predictive, full_ipv: float | None) -> dict[str, Any]:
+    known = known if spread.mean is None else replace(known, f=spread.mean)
     scores = score(spread.variance.clamp(min=0).sqrt(), known)
+    if spread.mean is not None and scores.values["w2"] is not None:
+        scores.why["w2"] = "its mean is another one: the spreads alone are compared"
     if spread.freedom is None:
         for key in ("ipv", "discrepancy", "retained"):
             scores.miss(key, f"{spread.method} has no posterior")

@@ -15,8 +15,9 @@ from ..core.metrics import log_probabilities
 from ..errors import UserError
 from ..files.artifacts import write_artifact
 from ..files.atomic import write_text
-from .evaluate import Evaluation, Spread
+from .evaluate import Evaluation
 from .session import Session
+from .spreads import Spread
 
 
 def check_predictions(path: Path, n_choices: int) -> None:
@@ -47,7 +48,7 @@ def write_predictions(path: Path, session: Session, evaluation: Evaluation) -> N
 
 def _write_tensors(path: Path, session: Session, evaluation: Evaluation) -> None:
     (spread,), known = evaluation.spreads, evaluation.known
-    tensors = {"mean": known.f, "std": spread.variance.clamp(min=0).sqrt()}
+    tensors = {"mean": known.f if spread.mean is None else spread.mean, "std": spread.variance.clamp(min=0).sqrt()}
     for name, tensor in (("std_full", known.std_full), ("target", known.targets)):
         if tensor is not None:
             tensors[name] = tensor
@@ -58,15 +59,16 @@ def _lines(session: Session, evaluation: Evaluation, spread: Spread) -> Iterator
     """One line for each test row and output."""
     known, split = evaluation.known, session.split("test")
     std = spread.variance.clamp(min=0).sqrt()
-    columns: dict[str, torch.Tensor] = {"mean": known.f, "std": std}
+    mean = known.f if spread.mean is None else spread.mean
+    columns: dict[str, torch.Tensor] = {"mean": mean, "std": std}
     if known.std_full is not None:
         columns["std_full"] = known.std_full
     if split.target_scale is not None:
         scale = torch.as_tensor(split.target_scale.std, dtype=torch.float64, device=std.device)
         shift = torch.as_tensor(split.target_scale.mean, dtype=torch.float64, device=std.device)
-        columns |= {"mean_original": known.f * scale + shift, "std_original": std * scale}
+        columns |= {"mean_original": mean * scale + shift, "std_original": std * scale}
     if session.task != "regression":
-        columns["probability"] = log_probabilities(known.f, std).exp()[:, -known.f.shape[1] :]
+        columns["probability"] = log_probabilities(mean, std).exp()[:, -mean.shape[1] :]
     if known.targets is not None:
         per_output = session.task == "regression"
         columns["target"] = known.targets if per_output else known.targets.unsqueeze(1).expand_as(known.f)

@@ -17,6 +17,7 @@ from ..errors import UserError
 from ..files.artifacts import write_artifact
 from ..files.imports import load_function
 from ..files.run_folder import file_stem
+from .ensemble import require_ensemble
 from .full import full_posterior_of
 from .jacobians import precision_of, scores_of
 from .passes import jacobian_of
@@ -62,6 +63,8 @@ def check_choice(session: Session, choice: Choice) -> None:
         load_function(call.name, f"--method {call.name}", session.settings.allow_code, session.spec.folder)
     elif call.name in ("greedy", "variance") and k is not None:
         pool_size(session.settings.pool, k, session.layout.size)
+    elif call.name == "ensemble":
+        require_ensemble(session)
     elif call.name == "neural-linear":
         require_last_linear(session.last_linear)
 

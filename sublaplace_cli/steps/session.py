@@ -198,7 +198,9 @@ def _build(
         report.note(note)
     check_targets(spec.spec.task, capture.n_outputs, splits)
     data, oracle = data_files(spec.spec.data, resolve), _oracle_files(spec, resolve)
+    members = _ensemble_files(spec, resolve)
     identity = _identity(settings, spec, network, device, data, oracle)
+    identity["ensemble"] = digest_of_files(members) if members else None
     folder = settings.run_dir if settings.run_dir is not None else default_folder(spec.folder, identity)
     return Session(
         settings=settings,
@@ -214,7 +216,7 @@ def _build(
         prior=prior,
         last_linear=tuple(last_linear(model, sample)),
         identity=identity,
-        input_files=(spec.path, *network.files, *data, *oracle),
+        input_files=(spec.path, *network.files, *data, *oracle, *members),
         folder_path=folder.absolute(),
         report=report,
     )
@@ -236,6 +238,18 @@ def _load_splits(
     )
 
 
+def _ensemble_files(spec: LoadedSpec, resolve: Callable[[str, str], Path]) -> list[Path]:
+    named = spec.spec.ensemble.checkpoints if spec.spec.ensemble is not None else []
+    return _existing(spec, [("ensemble.checkpoints", resolve(value, "ensemble.checkpoints")) for value in named])
+
+
+def _existing(spec: LoadedSpec, files: list[tuple[str, Path]]) -> list[Path]:
+    for field_name, path in files:
+        if not path.is_file():
+            raise UserError(f"{spec.path}: {field_name}: {path} does not exist")
+    return [path for _, path in files]
+
+
 def _oracle_files(spec: LoadedSpec, resolve: Callable[[str, str], Path]) -> list[Path]:
     oracle = spec.spec.oracle
     if oracle is None:
@@ -245,11 +259,7 @@ def _oracle_files(spec: LoadedSpec, resolve: Callable[[str, str], Path]) -> list
         "oracle.predictions": oracle.predictions,
         "oracle.build.exported": oracle.build.exported if oracle.build else None,
     }
-    files = [(field_name, resolve(value, field_name)) for field_name, value in named.items() if value is not None]
-    for field_name, path in files:
-        if not path.is_file():
-            raise UserError(f"{spec.path}: {field_name}: {path} does not exist")
-    return [path for _, path in files]
+    return _existing(spec, [(name, resolve(value, name)) for name, value in named.items() if value is not None])
 
 
 def _identity(

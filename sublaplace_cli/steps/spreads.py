@@ -13,6 +13,7 @@ from ..core.posterior import diagonal_freedom, diagonal_variance, path_variances
 from ..core.rescale import outside_norms
 from ..files.artifacts import Artifact, write_artifact
 from ..files.run_folder import file_stem
+from .ensemble import ensemble_spread
 from .fit import begins, posteriors_of
 from .full import FULL, full_posterior_of, variant
 from .jacobians import precision_of, scores_of
@@ -36,6 +37,7 @@ class Spread:
     chosen: Chosen | None = None  # of a sub-network
     rescale: float | None = 1.0  # c: None where the sub-network's variance is 0 on all training rows
     remainder: float = 0.0  # b
+    mean: Tensor | None = None  # (M, C), where it is not the network's own
 
     @property
     def is_a_posterior(self) -> bool:
@@ -118,6 +120,10 @@ def _reference(session: Session, name: str, f: Tensor, full: Spread | None) -> S
         return full
     if name == MAP:
         return Spread(MAP, None, torch.zeros_like(f), 0.0)
+    if name == "ensemble":
+        mean, variance = ensemble_spread(session)
+        session.report.note("ensemble: its mean is another one; its w2 compares spreads only")
+        return Spread(name, None, variance, None, mean=mean)
     if name == "constant":
         return Spread(name, None, torch.full_like(f, constant_variance(session)), None)
     if name == "norm":

@@ -87,7 +87,7 @@ def test_wrong_usage(tool: Tool, project: Project, options: list[str], words: li
 
 
 NOT_YET = [
-    *(["--method", name] for name in ("kfac", "ensemble")),
+    ["--method", "kfac"],
     *(["--format", name] for name in ("jsonl", "junit", "github")),
     ["--posterior", "p.safetensors"],
     *(["--samples", "5"], ["--plot", "p.png"], ["--plot-kind", "curves"], ["--report", "r.html"], ["--significant"]),
@@ -109,7 +109,6 @@ def test_what_is_to_come_in_the_spec(tool: Tool, project: Project) -> None:
         {"posterior": {"prior_precision": "marglik"}},
         {"posterior": {"noise_variance": "marglik"}},
         {"gate": {"w2": {"max": 0.02}}},
-        {"ensemble": {"checkpoints": ["a.safetensors"]}},
     ):
         path = project.save(project.changed(**part), "later.yaml")
         run = tool("evaluate", "--spec", path, cwd=project.folder)

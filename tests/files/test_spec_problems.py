@@ -167,7 +167,6 @@ def test_classes(tmp_path: Path, classes: str) -> None:
 
 NOT_BUILT = [
     ("gate: {w2: {max: 1}}", "9:1: gate: gate"),
-    ("ensemble: {checkpoints: [a]}", "9:1: ensemble: ensemble"),
     ("posterior: {noise_variance: marglik}", "9:29: posterior.noise_variance: marglik"),
     (
         "posterior: {prior_precision: marglik}",

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.blocks import PANEL
-from ..core.fitting import full_bytes, subnet_bytes
+from ..core.fitting import full_bytes, natural_form, subnet_bytes
 from ..core.jacobian import MOST_TILE_BYTES, TILE_SHARE
 from ..core.precision import GRAM_TILE_BYTES
 from ..device import peak_memory
 from ..files.run_folder import file_stem
+from .full import FULL, variant
 from .passes import held_form, jacobian_bytes, settled_bytes, will_store
 from .request import Choice, actual_k
 from .session import Session
@@ -43,21 +44,31 @@ def _files(session: Session, command: str, wanted: list[Choice]) -> dict[str, in
             outputs = 16 * len(session.split(name)) * C
             files[f"jacobians-{name}"] = outputs + (jacobian_bytes(session, name) if will_store(session, name) else 0)
     files["scores"] = 16 * p
+    test = 8 * 5 * len(session.split("test")) * C if command == "evaluate" else 0
     for choice in wanted:
-        k = actual_k(choice, p)
+        k = actual_k(choice, p)  # of --k auto it is not known yet
         if k is None:
             continue
-        files[file_stem("indices", choice.call.name, k)] = 16 * k
+        name = choice.call.name
+        files[file_stem("indices", name, k)] = 16 * k
         if command in ("fit", "evaluate"):
-            files[file_stem("posterior", choice.call.name, k)] = (
-                8 * (k * k if k <= rows else rows * (rows + k)) + 16 * k
-            )
-    if command == "evaluate":
-        if session.settings.full == "exact":
-            files[file_stem("posterior", "full", p)] = 8 * rows * rows
-        for stem in [stem for stem in files if stem.startswith("posterior-")]:
-            files[stem.replace("posterior-", "predictions-", 1)] = 8 * 5 * len(session.split("test")) * C
+            matrices = subnet_bytes(k, rows, natural_form(k, rows))
+            files[variant(session, file_stem("posterior", name, k))] = matrices + 16 * k
+        if command == "evaluate":
+            files[variant(session, file_stem("predictions", name, k))] = test
+    if _needs_full(session, command, wanted):
+        files[file_stem("posterior", FULL, p)] = full_bytes(rows)
+    if command == "evaluate" and session.settings.full == "exact":
+        files[file_stem("predictions", FULL, p)] = test
     return files
+
+
+def _needs_full(session: Session, command: str, wanted: list[Choice]) -> bool:
+    """Whether the full posterior of the training rows is fitted on the way."""
+    if command == "evaluate" and session.settings.full == "exact":
+        return True
+    compared = any(choice.call.name in (FULL, "norm", "constant") or choice.retain is not None for choice in wanted)
+    return compared or (command in ("fit", "evaluate") and session.rescale != "none")
 
 
 def _peak(session: Session, command: str, wanted: list[Choice]) -> int:
@@ -68,8 +79,8 @@ def _peak(session: Session, command: str, wanted: list[Choice]) -> int:
     stages = [_passes(session), _tiles(session, MOST_TILE_BYTES)]
     if command in ("fit", "evaluate"):
         stages += [_subnet(session, rows, k) for choice in wanted if (k := actual_k(choice, p)) is not None]
-    if command == "evaluate" and session.settings.full == "exact":
-        test = len(session.split("test")) * session.n_outputs
+    if _needs_full(session, command, wanted):
+        test = len(session.split("test")) * session.n_outputs if command == "evaluate" else 0
         # The Gram matrix with its tiles, then the cross Gram and what the solve makes of it.
         stages.append(full_bytes(rows) + 8 * 2 * rows * test + 2 * _tiles(session, GRAM_TILE_BYTES))
     return peak_memory() + held + 8 * 3 * p + max(stages)
@@ -92,4 +103,4 @@ def _tiles(session: Session, cap: int) -> int:
 def _subnet(session: Session, rows: int, k: int) -> int:
     """Its matrices, and the columns of a chunk of rows, once put together and once as they come from a block."""
     chunk = min(8 * 2 * rows * k, min(MOST_TILE_BYTES, session.memory // TILE_SHARE))
-    return subnet_bytes(k, rows, "primal" if k <= rows else "dual") + chunk + _tiles(session, MOST_TILE_BYTES)
+    return subnet_bytes(k, rows, natural_form(k, rows)) + chunk + _tiles(session, MOST_TILE_BYTES)

@@ -104,8 +104,12 @@ OPTIONS: dict[str, Any] = {
         help="with --full bracket: training rows whose full posterior bounds it from above (4000)",
         metavar="N",
     ),
-    "posterior": _to_come("--posterior", help="predict with a stored posterior", metavar="FILE"),
-    "samples": _to_come("--samples", help="draws from the predictive for --predictions", metavar="N"),
+    "posterior": _option(
+        "--posterior",
+        help="predict the test rows with a posterior-*.safetensors alone: no training rows are read",
+        metavar="FILE",
+    ),
+    "samples": _option("--samples", help="draws of the outputs to put into --predictions", metavar="N"),
     "predictions": _option(
         "--predictions",
         help="write mean and std of every test row (.csv, .jsonl, .safetensors)",

@@ -79,9 +79,9 @@ def column_squares(X: Tensor) -> Tensor:
 
 def inverse_square_sums(L: Tensor) -> Tensor:
     """Column sums of squares of L⁻¹, i.e. the diagonal of (L Lᵀ)⁻¹, leaving out the zeros above the diagonal."""
-    sums = []
-    for left in range(0, len(L), STRIP):
-        width = min(STRIP, len(L) - left)
+    sums, step = [], max(STRIP, len(L) // 16)  # each solve copies its part of L: not too many of them
+    for left in range(0, len(L), step):
+        width = min(step, len(L) - left)
         unit = torch.eye(len(L) - left, width, dtype=L.dtype, device=L.device)
         sums.append(solve_lower(L[left:, left:], unit).square().sum(0))
     return torch.cat(sums)

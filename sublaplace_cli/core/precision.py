@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,7 @@ from .layout import Layout
 from .linalg import mirrored
 from .progress import Watch, unwatched
 
+Place = tuple[int, slice | Tensor, Tensor]  # a block's number, positions in S, positions in the block
 GRAM_TILE_BYTES = 2**30  # a Gram reads every tile once for each tile of the other side: the larger, the fewer times
 WEIGHED_ROWS = 1024  # rows of a matrix that are weighed at a time
 
@@ -128,17 +129,26 @@ def pull(jacobian: Jacobian, u: Tensor, memory: int) -> Tensor:
 def column_chunks(jacobian: Jacobian, S: Tensor, memory: int) -> Iterator[tuple[int, Tensor]]:
     """(first row, J[rows, S]ᵀ) in the order of S (k, m·C), reading only the blocks that hold some of S."""
     C = jacobian.outputs.shape[1]
-    places = _places(jacobian, S)
+    places = _places(jacobian.pattern, S)
     which = [i for i, _, _ in places]
     for a, b in row_tiles(jacobian, memory, which, extra=16 * C * len(S)):
-        blocks = jacobian.load(a, b, which)
-        J_S = torch.empty(len(S), (b - a) * C, dtype=torch.float64, device=jacobian.outputs.device)
-        for block, (_, positions, local) in zip(blocks, places, strict=True):
-            if isinstance(positions, slice):
-                block.put_columns(local, J_S[positions])
-            else:
-                J_S[positions] = columns_of(block, local, (b - a) * C)
-        yield a, J_S
+        yield a, _put_together(jacobian.load(a, b, which), places, len(S), (b - a) * C)
+
+
+def columns_of_blocks(blocks: Sequence[Block], S: Tensor, n_rows: int) -> Tensor:
+    """Jᵀ at S out of the blocks of one pass (k, n_rows)."""
+    places = _places(blocks, S)
+    return _put_together([blocks[i] for i, _, _ in places], places, len(S), n_rows)
+
+
+def _put_together(blocks: Sequence[Block], places: Sequence[Place], k: int, n_rows: int) -> Tensor:
+    J_S = torch.empty(k, n_rows, dtype=torch.float64, device=places[0][2].device)
+    for block, (_, positions, local) in zip(blocks, places, strict=True):
+        if isinstance(positions, slice):
+            block.put_columns(local, J_S[positions])
+        else:
+            J_S[positions] = columns_of(block, local, n_rows)
+    return J_S
 
 
 def columns_of(block: Block, local: Tensor, n_rows: int) -> Tensor:
@@ -211,10 +221,10 @@ def _as_slice(positions: Tensor) -> slice | Tensor:
     return slice(first, last + 1) if last - first + 1 == len(positions) else positions
 
 
-def _places(jacobian: Jacobian, S: Tensor) -> list[tuple[int, slice | Tensor, Tensor]]:
+def _places(blocks: Sequence[Block], S: Tensor) -> list[Place]:
     """For each block that holds some of S: its number, where in S they stand, and where in the block."""
     places = []
-    for i, block in enumerate(jacobian.pattern):
+    for i, block in enumerate(blocks):
         local = S - block.start
         positions = ((local >= 0) & (local < block.width)).nonzero().squeeze(1)
         if len(positions):

@@ -73,7 +73,7 @@ def _own_shares_primal(posterior: SubnetPosterior, precision: Precision) -> Tens
 def _own_shares_dual(L: Tensor, precision: Precision) -> Tensor:
     """The same as I − M_nn, M = (L Lᵀ)⁻¹ (N, C, C)."""
     C = precision.root.shape[1]
-    step, parts = max(1, STRIP // C) * C, []
+    step, parts = max(1, max(STRIP, len(L) // 16) // C) * C, []  # each solve copies its part of L: not too many
     for left in range(0, len(L), step):
         width = min(step, len(L) - left)
         unit = torch.eye(len(L) - left, width, dtype=L.dtype, device=L.device)

@@ -28,6 +28,7 @@ from .sources import (
 from .transforms import (
     MeanStd,
     Preparation,
+    Scales,
     class_labels,
     compile_steps,
     given_scale,
@@ -39,7 +40,7 @@ from .transforms import (
 if TYPE_CHECKING:
     from .spec_data import DataSpec, SplitSpec
 
-__all__ = ["Inputs", "MeanStd", "Preparation", "Split", "data_files", "load_splits", "require_extra"]
+__all__ = ["Inputs", "MeanStd", "Preparation", "Scales", "Split", "data_files", "load_splits", "require_extra"]
 
 Resolve = Callable[[str, str], Path]
 
@@ -77,10 +78,10 @@ def require_extra(format_name: str) -> None:
         )
 
 
-def data_files(data: DataSpec, resolve: Resolve) -> list[Path]:
-    """Every file that the splits read, for hashing."""
+def data_files(data: DataSpec, resolve: Resolve, names: Sequence[str] | None = None) -> list[Path]:
+    """Every file that the splits (or those called `names`) read, for hashing."""
     files: list[Path] = []
-    for origin in dict.fromkeys(origin_of(data, name) for name in _configured(data)):
+    for origin in dict.fromkeys(origin_of(data, name) for name in names or _configured(data)):
         path = _path(data, origin, resolve)
         if data.format == "imagefolder":
             from .images import image_files
@@ -99,21 +100,25 @@ def load_splits(
     resolve: Resolve,
     memory: int,
     positive_classes: Sequence[int] | None = None,
+    scales: Scales | None = None,
 ) -> dict[str, Split]:
-    """The splits called `names`, checked; a file that several share is read once."""
+    """The splits called `names`, checked; a file that several share is read once.
+
+    `scales` stand for what would be measured on the training rows, which then need not be there.
+    """
     require_extra(data.format)
     origins = {name: origin_of(data, name) for name in names}
     train = origin_of(data, "train")
     needed = list(dict.fromkeys(origins.values()))
-    if "from-train" in (_mode(data, "input"), _mode(data, "target")) and train not in needed:
+    if scales is None and "from-train" in (_mode(data, "input"), _mode(data, "target")) and train not in needed:
         needed.append(train)
-    sources = _Sources(data, resolve, memory)
+    sources = _Sources(data, resolve, memory, alone=scales is not None)
     chosen = {origin: choose(sources.of(origin), _split_spec(data, origin), origin, memory) for origin in needed}
     targets = {
         origin: _targets(part, task, positive_classes, is_train=origin == train) for origin, part in chosen.items()
     }
-    target_scale = _target_scale(data, task, targets, train)
-    preparations = _preparations(data, chosen, train)
+    target_scale = _target_scale(data, task, targets, train) if scales is None else scales.target
+    preparations = _preparations(data, chosen, train, scales)
     built = {
         origin: Split(
             origin,
@@ -135,8 +140,8 @@ def load_splits(
 class _Sources:
     """Reads each file once and keeps count of the memory taken."""
 
-    def __init__(self, data: DataSpec, resolve: Resolve, memory: int) -> None:
-        self._data, self._resolve, self._memory = data, resolve, memory
+    def __init__(self, data: DataSpec, resolve: Resolve, memory: int, alone: bool) -> None:
+        self._data, self._resolve, self._memory, self._alone = data, resolve, memory, alone
         self._read: dict[tuple[Path, str], Source] = {}
 
     def of(self, origin: str) -> Source:
@@ -145,7 +150,8 @@ class _Sources:
         arrays = getattr(_split_spec(data, origin), "arrays", None) or data.arrays
         if (path, repr(arrays)) not in self._read:
             train = origin_of(data, "train")
-            training_path = _path(data, train, self._resolve) if _has_path(data, train) else None
+            read_train = not self._alone and _has_path(data, train)
+            training_path = _path(data, train, self._resolve) if read_train else None
             left = self._memory - sum(source.held for source in self._read.values())
             request = Request(path, data.columns, arrays, None if path == training_path else training_path, left)
             source = catalog.find(catalog.DATA_FORMATS, data.format, "data format")(request)
@@ -255,14 +261,18 @@ def _scaled(values: np.ndarray | None, scale: MeanStd | None, origin: str) -> np
     return scale.apply(values)
 
 
-def _preparations(data: DataSpec, chosen: dict[str, Chosen], train: str) -> dict[str, Preparation]:
+def _preparations(
+    data: DataSpec, chosen: dict[str, Chosen], train: str, scales: Scales | None
+) -> dict[str, Preparation]:
     mode = _mode(data, "input")
     transforms = list(data.transforms or ())
     if mode == "none" and not transforms:
         return dict.fromkeys(chosen, Preparation())
     arrays = {origin: _single_array(part) for origin, part in chosen.items()}
     compiled = {origin: compile_steps(transforms, array.shape[1:]) for origin, array in arrays.items()}
-    from_train = measured_scale(arrays[train], compiled[train][0]) if mode == "from-train" else None
+    from_train = scales.input if scales is not None else None
+    if mode == "from-train" and scales is None:
+        from_train = measured_scale(arrays[train], compiled[train][0])
     preparations = {}
     for origin, (steps, shape) in compiled.items():
         scale = from_train if mode in ("none", "from-train") else given_scale(mode, shape, "data.standardise.input")

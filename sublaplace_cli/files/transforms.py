@@ -33,6 +33,14 @@ class MeanStd:
 
 
 @dataclass(frozen=True)
+class Scales:
+    """What the training rows were standardised with, where they were."""
+
+    input: MeanStd | None
+    target: MeanStd | None
+
+
+@dataclass(frozen=True)
 class Preparation:
     """Transforms in order, then the input standardisation."""
 

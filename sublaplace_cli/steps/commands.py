@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..files.atomic import write_text
-from . import evaluate, fit, jacobians, select
+from . import evaluate, fit, jacobians, product, select
 from .plan import plan
 from .predictions import check_predictions, write_predictions
 from .request import Choice, choices, single_choice
@@ -21,8 +21,10 @@ Render = Callable[[dict[str, Any]], str]
 
 def run_command(command: str, settings: Settings, report: Reporter, render: Render) -> dict[str, Any]:
     """Run one of the four commands; `render(result)` is the text for `evaluation.json`."""
-    wanted = _choices(command, settings)
     check_outputs(settings)
+    if settings.posterior is not None:
+        return _predict(settings, report)
+    wanted = _choices(command, settings)
     if settings.predictions is not None:
         check_predictions(settings.predictions, len(wanted))
     needs, welcome = _splits(command, settings)
@@ -38,6 +40,19 @@ def run_command(command: str, settings: Settings, report: Reporter, render: Rend
             result["artifacts"] = dict(sorted(session.artifacts.items()))
         result["seconds"] = {name: round(value, 4) for name, value in session.seconds.items()}
         return result
+
+
+def _predict(settings: Settings, report: Reporter) -> dict[str, Any]:
+    """`evaluate --posterior FILE`."""
+    found = product.open_posterior(settings)
+    with open_session(settings, report, ("test",), scales=product.scales_of(found)) as session:
+        _protect_inputs(session)
+        if settings.dry_run:
+            raise UserError("--dry-run has nothing to tell of --posterior: no artifact is written")
+        evaluation = product.run(session, found)
+        if settings.predictions is not None:
+            write_predictions(settings.predictions, session, evaluation)
+        return {**evaluation.result, "seconds": {name: round(value, 4) for name, value in session.seconds.items()}}
 
 
 def _choices(command: str, settings: Settings) -> list[Choice]:

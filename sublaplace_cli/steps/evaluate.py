@@ -153,21 +153,23 @@ def _row(session: Session, spread: Spread, known: Predictive, full_ipv: float | 
     scores = score(spread.variance.clamp(min=0).sqrt(), known)
     if spread.mean is not None and scores.values["w2"] is not None:
         scores.why["w2"] = "its mean is another one: the spreads alone are compared"
-    if spread.freedom is None:
+    own = None if spread.freedom is None else ipv(session, spread.freedom)
+    return row_of(spread, scores, own, full_ipv, known.no_full)
+
+
+def row_of(spread: Spread, scores: Scores, own: float | None, full: float | None, no_full: str) -> dict[str, Any]:
+    """A row of the result: the scores of a spread, its own ipv and the full network's."""
+    if own is None:
         for key in ("ipv", "discrepancy", "retained"):
             scores.miss(key, f"{spread.method} has no posterior")
     else:
-        _put_ipv(scores, ipv(session, spread.freedom), full_ipv, known.no_full)
+        _put_ipv(scores, own, full, no_full)
     if spread.rescale is None:
         scores.miss("rescale", "the sub-network's variance is 0 on all training rows")
     else:
         scores.put("rescale", spread.rescale)
     scores.put("remainder", spread.remainder)
-    values: dict[str, Any] = {
-        **scores.values,
-        "method": spread.method,
-        "k": spread.k,
-    }
+    values: dict[str, Any] = {**scores.values, "method": spread.method, "k": spread.k}
     errors = sorted(key for key in values if key.endswith("_se") and key not in ROW_KEYS)
     bounds = [key for key in BOUND_KEYS if key in values]
     return {**{key: values[key] for key in (*ROW_KEYS, *bounds, *errors)}, "why": dict(sorted(scores.why.items()))}

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from ..core.fitting import fit_path
 from ..core.posterior import FullPosterior, SubnetPosterior
@@ -94,7 +96,7 @@ def _reuse(session: Session, chosen: Chosen) -> Fitted | None:
         return None
     session.report.note(f"reusing {stem}")
     session.artifacts[stem] = str(found.path)
-    return _read(session, found)
+    return read_fitted(session, found)
 
 
 def _keep(session: Session, chosen: Chosen, fitted: Fitted) -> None:
@@ -104,13 +106,31 @@ def _keep(session: Session, chosen: Chosen, fitted: Fitted) -> None:
     if posterior.columns is not None:
         tensors["columns"] = posterior.columns
     numbers: dict[str, Any] = {"form": posterior.form, "freedom": posterior.freedom, "condition": posterior.condition}
-    numbers |= {"rescale": fitted.rescale.c, "remainder": fitted.rescale.b}
+    numbers |= {"rescale": fitted.rescale.c, "remainder": fitted.rescale.b, "n_train": len(session.split("train"))}
+    numbers["scale_shapes"], scales = _scales(session)
+    tensors |= scales
     store_posterior(session, stem, {"indices": chosen.digest}, tensors, method=chosen.method, **numbers)
 
 
-def _read(session: Session, found: Artifact) -> Fitted:
+def _scales(session: Session) -> tuple[dict[str, list[int]], dict[str, Tensor]]:
+    """What the rows were standardised with, so that new rows can be, too."""
+    split = session.split("train")
+    known = {"input": split.preparation.scale, "target": split.target_scale}
+    shapes: dict[str, list[int]] = {}
+    tensors: dict[str, Tensor] = {}
+    for side, scale in known.items():
+        if scale is not None:
+            shapes[side] = list(np.shape(scale.mean))
+            tensors[f"{side}_mean"] = torch.from_numpy(np.array(scale.mean, dtype=np.float64).reshape(-1))
+            tensors[f"{side}_std"] = torch.from_numpy(np.array(scale.std, dtype=np.float64).reshape(-1))
+    return shapes, tensors
+
+
+def read_fitted(session: Session, found: Artifact) -> Fitted:
+    """A sub-network's posterior out of its artifact."""
     indices = checked(found.tensor("indices"), session.layout.size, found.meta["method"]).to(session.device)
-    k, rows, dual = len(indices), precision_of(session).n_rows, found.meta["form"] == "dual"
+    k, dual = len(indices), found.meta["form"] == "dual"
+    rows = found.meta["n_train"] * session.n_outputs
     side = rows if dual else k
     posterior = SubnetPosterior(
         indices=indices,

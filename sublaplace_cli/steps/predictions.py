@@ -49,7 +49,7 @@ def write_predictions(path: Path, session: Session, evaluation: Evaluation) -> N
 def _write_tensors(path: Path, session: Session, evaluation: Evaluation) -> None:
     (spread,), known = evaluation.spreads, evaluation.known
     tensors = {"mean": known.f if spread.mean is None else spread.mean, "std": spread.variance.clamp(min=0).sqrt()}
-    for name, tensor in (("std_full", known.std_full), ("target", known.targets)):
+    for name, tensor in (("std_full", known.std_full), ("target", known.targets), ("samples", spread.samples)):
         if tensor is not None:
             tensors[name] = tensor
     write_artifact(path, "predictions", session.describe({}, method=spread.method, k=spread.k), tensors)
@@ -72,6 +72,8 @@ def _lines(session: Session, evaluation: Evaluation, spread: Spread) -> Iterator
     if known.targets is not None:
         per_output = session.task == "regression"
         columns["target"] = known.targets if per_output else known.targets.unsqueeze(1).expand_as(known.f)
+    for i, sample in enumerate(spread.samples if spread.samples is not None else (), start=1):
+        columns[f"sample_{i}"] = sample
     values = {name: tensor.cpu().tolist() for name, tensor in columns.items()}
     for i, row in enumerate(split.rows.tolist()):
         for c in range(known.f.shape[1]):

@@ -174,6 +174,8 @@ def check_usage(settings: Settings) -> None:
                 f"-o {path}: no format goes with this suffix",
                 hint=f"use one of {', '.join(SUFFIXES)}, or --format",
             )
+    if settings.samples is not None:
+        _check_samples(settings)
     if settings.predictions is not None and settings.predictions.suffix not in (
         ".csv",
         ".jsonl",
@@ -182,12 +184,23 @@ def check_usage(settings: Settings) -> None:
         raise UserError(f"--predictions {settings.predictions}: expected a .csv, .jsonl or .safetensors file")
 
 
+def _check_samples(settings: Settings) -> None:
+    if settings.samples is None or settings.samples < 1:
+        raise UserError(f"--samples {settings.samples} is not a positive integer")
+    if settings.predictions is None:
+        raise UserError("--samples needs a file to go to", hint="for example: --samples 50 --predictions draws.csv")
+    references = [call.name for call in parse_methods(settings.method) if not call.selects]
+    if settings.posterior is None and references:
+        raise UserError(
+            f"--samples draws from a sub-network's posterior; {references[0]} has none",
+            hint="leave it out of --method",
+        )
+
+
 def _refuse_unavailable(settings: Settings) -> None:
     asked = {
         "several --checkpoint files at once": len(settings.checkpoint) > 1
         or any("*" in c for c in settings.checkpoint),
-        "--posterior": settings.posterior is not None,
-        "--samples": settings.samples is not None,
         "--plot": settings.plot is not None,
         "--plot-kind": settings.plot_kind is not None,
         "--report": settings.report is not None,

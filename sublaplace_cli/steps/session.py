@@ -19,12 +19,11 @@ from ..core.capture import Capture, prepare_capture
 from ..core.forward import Inputs, last_linear
 from ..core.layout import Layout
 from ..core.rescale import Kind
-from ..errors import UserError
-from ..files.atomic import digest_of_files
-from ..files.datasets import Split, data_files, load_splits, origin_of, require_extra
+from ..files.datasets import Scales, Split, data_files, load_splits, origin_of, require_extra
 from ..files.networks import Network, load_network
 from ..files.run_folder import RunFolder, default_folder, fingerprint
 from ..files.spec import LoadedSpec, find_spec, load_spec
+from .identity import ensemble_files, identity_of, oracle_files
 from .inputs import InputReader, check_targets, prior_vector
 from .settings import Reporter, Settings, parse_bytes
 
@@ -141,16 +140,23 @@ class Session:
 
 @contextmanager
 def open_session(
-    settings: Settings, report: Reporter, needs: tuple[str, ...], welcome: tuple[str, ...] = ()
+    settings: Settings,
+    report: Reporter,
+    needs: tuple[str, ...],
+    welcome: tuple[str, ...] = (),
+    scales: Scales | None = None,
 ) -> Iterator[Session]:
-    """Read and check everything that can be known before computing; `welcome` splits may be missing."""
+    """Read and check everything that can be known before computing; `welcome` splits may be missing.
+
+    With `scales` the training rows are left alone.
+    """
     path = settings.spec if settings.spec is not None else find_spec(Path.cwd())
     spec = load_spec(path)
     require_extra(spec.spec.data.format)
     device = devices.choose(settings.device)
     memory = _memory(settings, device)
     present = tuple(name for name in welcome if getattr(spec.spec.data.splits, name) is not None)
-    session = _build(settings, spec, device, memory, report, (*needs, *present))
+    session = _build(settings, spec, device, memory, report, (*needs, *present), scales)
     try:
         yield session
     finally:
@@ -170,6 +176,7 @@ def _build(
     memory: int,
     report: Reporter,
     needs: tuple[str, ...],
+    scales: Scales | None,
 ) -> Session:
     def resolve(value: str, field_name: str) -> Path:
         return spec.resolve(value, field_name, settings.allow_outside)
@@ -190,18 +197,19 @@ def _build(
     model = network.module.eval().to(device=device, dtype=getattr(torch, settings.dtype))
     layout = Layout.of(model)
     prior = prior_vector(spec.spec.posterior.prior_precision, layout, spec.path).to(device)
-    splits = _load_splits(spec, needs, resolve, host_memory)
-    reader = InputReader.for_model(model, splits["train"], device)
-    sample = reader.spread(splits["train"], SAMPLE_ROWS)
+    splits = _load_splits(spec, needs, resolve, host_memory, scales)
+    first = next(iter(splits.values()))  # the training rows, where they are read
+    reader = InputReader.for_model(model, first, device)
+    sample = reader.spread(first, SAMPLE_ROWS)
     capture = prepare_capture(model, layout, sample, memory)
     for note in capture.notes:
         report.note(note)
     check_targets(spec.spec.task, capture.n_outputs, splits)
-    data, oracle = data_files(spec.spec.data, resolve), _oracle_files(spec, resolve)
-    members = _ensemble_files(spec, resolve)
-    identity = _identity(settings, spec, network, device, data, oracle)
-    identity["ensemble"] = digest_of_files(members) if members else None
-    folder = settings.run_dir if settings.run_dir is not None else default_folder(spec.folder, identity)
+    data = data_files(spec.spec.data, resolve, None if scales is None else needs)
+    oracle = oracle_files(spec, resolve)
+    members = ensemble_files(spec, resolve)
+    known_by = identity_of(settings, spec, network, device, data, oracle, members)
+    folder = settings.run_dir if settings.run_dir is not None else default_folder(spec.folder, known_by)
     return Session(
         settings=settings,
         spec=spec,
@@ -215,7 +223,7 @@ def _build(
         capture=capture,
         prior=prior,
         last_linear=tuple(last_linear(model, sample)),
-        identity=identity,
+        identity=known_by,
         input_files=(spec.path, *network.files, *data, *oracle, *members),
         folder_path=folder.absolute(),
         report=report,
@@ -223,10 +231,14 @@ def _build(
 
 
 def _load_splits(
-    spec: LoadedSpec, needs: tuple[str, ...], resolve: Callable[[str, str], Path], memory: int
+    spec: LoadedSpec,
+    needs: tuple[str, ...],
+    resolve: Callable[[str, str], Path],
+    memory: int,
+    scales: Scales | None,
 ) -> dict[str, Split]:
     from_test = getattr(spec.spec.posterior.noise_variance, "from_", None) == "test"
-    names = dict.fromkeys(["train", *needs, *(["test"] if from_test else [])])
+    names = dict.fromkeys([*([] if scales is not None else ["train"]), *needs, *(["test"] if from_test else [])])
     wrap = spec.spec.model.wrap
     return load_splits(
         spec.spec.data,
@@ -235,56 +247,5 @@ def _load_splits(
         resolve=resolve,
         memory=memory,
         positive_classes=wrap.binary_logodds.classes if wrap is not None else None,
+        scales=scales,
     )
-
-
-def _ensemble_files(spec: LoadedSpec, resolve: Callable[[str, str], Path]) -> list[Path]:
-    named = spec.spec.ensemble.checkpoints if spec.spec.ensemble is not None else []
-    return _existing(spec, [("ensemble.checkpoints", resolve(value, "ensemble.checkpoints")) for value in named])
-
-
-def _existing(spec: LoadedSpec, files: list[tuple[str, Path]]) -> list[Path]:
-    for field_name, path in files:
-        if not path.is_file():
-            raise UserError(f"{spec.path}: {field_name}: {path} does not exist")
-    return [path for _, path in files]
-
-
-def _oracle_files(spec: LoadedSpec, resolve: Callable[[str, str], Path]) -> list[Path]:
-    oracle = spec.spec.oracle
-    if oracle is None:
-        return []
-    named = {
-        "oracle.weights.path": oracle.weights.path if oracle.weights else None,
-        "oracle.predictions": oracle.predictions,
-        "oracle.build.exported": oracle.build.exported if oracle.build else None,
-    }
-    return _existing(spec, [(name, resolve(value, name)) for name, value in named.items() if value is not None])
-
-
-def _identity(
-    settings: Settings,
-    spec: LoadedSpec,
-    network: Network,
-    device: torch.device,
-    data: list[Path],
-    oracle: list[Path],
-) -> dict[str, Any]:
-    """The weights, the data and every option that changes a number."""
-    described = spec.spec.model_dump(mode="json", by_alias=True)
-    if described["model"].get("weights"):
-        described["model"]["weights"].pop("path", None)  # its contents count, not its name
-    return {
-        "weights": digest_of_files(list(network.files)),
-        "data": digest_of_files(data, spec.folder),
-        "oracle": digest_of_files(oracle) if oracle else None,
-        "spec": described,
-        "options": {
-            "dtype": settings.dtype,
-            "seed": settings.seed,
-            "score": settings.score,
-            "reference": origin_of(spec.spec.data, settings.reference),
-            "pool": settings.pool,
-            "device": device.type,
-        },
-    }

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from ..core.metrics import Predictive
 from ..core.posterior import diagonal_freedom, diagonal_variance, path_variances
-from ..core.rescale import outside_norms
+from ..core.precision import column_chunks
+from ..core.rescale import Rescale, outside_norms
+from ..core.sampling import draw_outputs, draw_parameters
 from ..files.artifacts import Artifact, write_artifact
 from ..files.run_folder import file_stem
 from .ensemble import ensemble_spread
-from .fit import begins, posteriors_of
+from .fit import Fitted, begins, posteriors_of
 from .full import FULL, full_posterior_of, variant
 from .jacobians import precision_of, scores_of
 from .passes import jacobian_of
@@ -38,6 +40,7 @@ class Spread:
     rescale: float | None = 1.0  # c: None where the sub-network's variance is 0 on all training rows
     remainder: float = 0.0  # b
     mean: Tensor | None = None  # (M, C), where it is not the network's own
+    samples: Tensor | None = None  # (count, M, C), where --samples asks for them
 
     @property
     def is_a_posterior(self) -> bool:
@@ -74,7 +77,10 @@ def full_spread(session: Session) -> Spread:
 
 def _subnets(session: Session, selections: list[Chosen]) -> dict[str, Spread]:
     """By digest of the selection; those that begin one another share one fit and one look at the test rows."""
-    spreads = {chosen.digest: spread for chosen in selections if (spread := _reuse_subnet(session, chosen)) is not None}
+    spreads = {}
+    if session.settings.samples is None:  # draws are not kept
+        found = {chosen.digest: _reuse_subnet(session, chosen) for chosen in selections}
+        spreads = {digest: spread for digest, spread in found.items() if spread is not None}
     missing = [chosen for chosen in selections if chosen.digest not in spreads]
     for path in _paths(missing):
         fitted = posteriors_of(session, path)
@@ -90,6 +96,7 @@ def _subnets(session: Session, selections: list[Chosen]) -> dict[str, Spread]:
                 outside = outside_norms(test, norms, q.posterior.indices, session.prior, session.memory)
             else:
                 outside = variance.new_zeros(variance.numel())
+            samples = _samples(session, q, outside) if session.settings.samples is not None else None
             spreads[chosen.digest] = Spread(
                 method=chosen.method,
                 k=chosen.k,
@@ -98,8 +105,29 @@ def _subnets(session: Session, selections: list[Chosen]) -> dict[str, Spread]:
                 chosen=chosen,
                 rescale=q.rescale.c,
                 remainder=q.rescale.b,
+                samples=samples,
             )
     return spreads
+
+
+def _samples(session: Session, fitted: Fitted, outside: Tensor) -> Tensor:
+    """Draws of the outputs at the test rows (count, M, C)."""
+    test, count, seed = jacobian_of(session, "test"), session.settings.samples or 0, session.settings.seed
+    with session.timed("predict"):
+        theta = draw_parameters(fitted.posterior, count, seed)
+        chunks = column_chunks(test, fitted.posterior.indices, session.memory)
+        draws = torch.cat([draw_outputs(J_S, theta) for _, J_S in chunks])  # (M·C, count)
+        own = rescaled_draws(draws, fitted.rescale, outside, torch.Generator().manual_seed(seed + 1))
+        return test.outputs + own.T.reshape(count, *test.outputs.shape)
+
+
+def rescaled_draws(draws: Tensor, rescale: Rescale, outside: Tensor, generator: torch.Generator) -> Tensor:
+    """Draws (m·C, count) whose variance is the rescaled one: b·‖g outside S‖² comes as a part of each row's own."""
+    scaled = draws * (1.0 if rescale.c is None else rescale.c) ** 0.5
+    if not rescale.b:
+        return scaled
+    noise = torch.randn(draws.shape, dtype=torch.float64, generator=generator).to(draws.device)
+    return scaled + (rescale.b * outside).sqrt().unsqueeze(1) * noise
 
 
 def _paths(selections: list[Chosen]) -> list[list[Chosen]]:

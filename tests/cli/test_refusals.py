@@ -89,8 +89,7 @@ def test_wrong_usage(tool: Tool, project: Project, options: list[str], words: li
 NOT_YET = [
     ["--method", "kfac"],
     *(["--format", name] for name in ("jsonl", "junit", "github")),
-    ["--posterior", "p.safetensors"],
-    *(["--samples", "5"], ["--plot", "p.png"], ["--plot-kind", "curves"], ["--report", "r.html"], ["--significant"]),
+    *(["--plot", "p.png"], ["--plot-kind", "curves"], ["--report", "r.html"], ["--significant"]),
     *(["--fail-if", "w2 > 1"], ["--baseline", "b.json"], ["--max-regression", "w2=1"]),
     *(["--checkpoint", "a.pt", "--checkpoint", "b.pt"], ["--checkpoint", "*.pt"]),
     *(["-o", "r.xml"], ["-o", "r.jsonl"]),

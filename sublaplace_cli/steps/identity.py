@@ -1,0 +1,72 @@
+"""What a run is known by: the weights, the data and every option that changes a number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import UserError
+from ..files.atomic import digest_of_files
+from ..files.datasets import origin_of
+from ..files.networks import Network
+from ..files.spec import LoadedSpec
+from .settings import Settings
+
+
+def ensemble_files(spec: LoadedSpec, resolve: Callable[[str, str], Path]) -> list[Path]:
+    """Checkpoints of the ensemble, all of them there."""
+    named = spec.spec.ensemble.checkpoints if spec.spec.ensemble is not None else []
+    return _existing(spec, [("ensemble.checkpoints", resolve(value, "ensemble.checkpoints")) for value in named])
+
+
+def _existing(spec: LoadedSpec, files: list[tuple[str, Path]]) -> list[Path]:
+    for field_name, path in files:
+        if not path.is_file():
+            raise UserError(f"{spec.path}: {field_name}: {path} does not exist")
+    return [path for _, path in files]
+
+
+def oracle_files(spec: LoadedSpec, resolve: Callable[[str, str], Path]) -> list[Path]:
+    """Files behind the oracle, all of them there."""
+    oracle = spec.spec.oracle
+    if oracle is None:
+        return []
+    named = {
+        "oracle.weights.path": oracle.weights.path if oracle.weights else None,
+        "oracle.predictions": oracle.predictions,
+        "oracle.build.exported": oracle.build.exported if oracle.build else None,
+    }
+    return _existing(spec, [(name, resolve(value, name)) for name, value in named.items() if value is not None])
+
+
+def identity_of(
+    settings: Settings,
+    spec: LoadedSpec,
+    network: Network,
+    device: torch.device,
+    data: list[Path],
+    oracle: list[Path],
+    ensemble: list[Path],
+) -> dict[str, Any]:
+    """The weights, the data and every option that changes a number."""
+    described = spec.spec.model_dump(mode="json", by_alias=True)
+    if described["model"].get("weights"):
+        described["model"]["weights"].pop("path", None)  # its contents count, not its name
+    return {
+        "weights": digest_of_files(list(network.files)),
+        "data": digest_of_files(data, spec.folder),
+        "oracle": digest_of_files(oracle) if oracle else None,
+        "ensemble": digest_of_files(ensemble) if ensemble else None,
+        "spec": described,
+        "options": {
+            "dtype": settings.dtype,
+            "seed": settings.seed,
+            "score": settings.score,
+            "reference": origin_of(spec.spec.data, settings.reference),
+            "pool": settings.pool,
+            "device": device.type,
+        },
+    }

@@ -1,0 +1,151 @@
+"""`evaluate --posterior FILE`: predictions on new data from a posterior alone, without its training rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.metrics import Predictive, score
+from ..core.posterior import SubnetPosterior
+from ..core.precision import columns_of_blocks
+from ..core.rescale import Rescale
+from ..core.sampling import draw_outputs, draw_parameters
+from ..errors import UserError
+from ..files.artifacts import Artifact, open_artifact
+from ..files.transforms import MeanStd, Scales
+from .evaluate import Evaluation, row_of
+from .fit import Fitted, read_fitted
+from .full import FULL
+from .inputs import prior_vector, targets_of
+from .oracle import oracle_outputs
+from .session import Session
+from .settings import Settings
+from .spreads import Spread, rescaled_draws
+
+
+def open_posterior(settings: Settings) -> Artifact:
+    """The posterior that the option names, of a kind that can stand alone."""
+    assert settings.posterior is not None, "the caller has looked"
+    for option, given in (("--method", settings.method), ("--k", settings.k), ("--rescale", settings.rescale)):
+        if given is not None:
+            raise UserError(f"--posterior already says what {option} would: leave {option} out")
+    found = open_artifact(settings.posterior, "posterior")
+    if found.meta["method"] == FULL:
+        raise UserError(
+            f"--posterior {settings.posterior}: the full posterior cannot do without its training rows",
+            hint="use one over a sub-network: sublaplace fit --method gradient --k 1000",
+        )
+    return found
+
+
+def scales_of(found: Artifact) -> Scales:
+    """What the rows were standardised with when the posterior was fitted."""
+    return Scales(*(_scale(found, side) for side in ("input", "target")))
+
+
+def _scale(found: Artifact, side: str) -> MeanStd | None:
+    if f"{side}_mean" not in found.meta["tensors"]:
+        return None
+    mean, std = (np.asarray(found.tensor(f"{side}_{what}").numpy()) for what in ("mean", "std"))
+    shape = tuple(found.meta["scale_shapes"][side])
+    return MeanStd(mean.reshape(shape), std.reshape(shape))
+
+
+def check_posterior(session: Session, found: Artifact) -> None:
+    """It must be of these weights and this network."""
+    where = f"--posterior {found.path}"
+    if found.meta["weights_sha256"] != session.identity["weights"]:
+        raise UserError(f"{where}: it was fitted for other weights", hint="give its checkpoint with --checkpoint")
+    if found.meta["parameters"] != [[q.name, list(q.shape), q.offset] for q in session.layout.parameters]:
+        raise UserError(f"{where}: its parameter table is not that of this model")
+    if found.meta["spec"]["task"] != session.task:
+        raise UserError(f"{where}: its task is {found.meta['spec']['task']}, that of the spec is {session.task}")
+
+
+def run(session: Session, found: Artifact) -> Evaluation:
+    """One row of results, from the posterior and the test rows."""
+    check_posterior(session, found)
+    oracle = oracle_outputs(session)
+    fitted = read_fitted(session, found)
+    prior = prior_vector(found.meta["spec"]["posterior"]["prior_precision"], session.layout, found.path)
+    f, variance, samples = _predict(session, fitted, prior.to(session.device))
+    spread = Spread(
+        method=found.meta["method"],
+        k=len(fitted.posterior.indices),
+        variance=variance,
+        freedom=found.meta["freedom"],
+        rescale=fitted.rescale.c,
+        remainder=fitted.rescale.b,
+        samples=samples,
+    )
+    known = Predictive(
+        task=session.task,
+        f=f,
+        sigma2=found.meta["noise_variance"],
+        targets=targets_of(session.split("test"), session.device),
+        oracle=oracle,
+        std_full=None,
+        no_full="--posterior: the training rows are not there",
+    )
+    ipv = (found.meta["noise_variance"] or 1.0) / found.meta["n_train"] * found.meta["freedom"]
+    result: dict[str, Any] = {
+        "schema": 1,
+        "task": session.task,
+        "n_train": found.meta["n_train"],
+        "n_test": len(session.split("test")),
+        "n_params": session.layout.size,
+        "n_outputs": session.n_outputs,
+        "noise_variance": found.meta["noise_variance"],
+        "prior_precision": found.meta["spec"]["posterior"]["prior_precision"],
+        "device": str(session.device),
+        "workers": 1,
+        "full": None,
+        "rows": [row_of(spread, score(spread.variance.clamp(min=0).sqrt(), known), ipv, None, known.no_full)],
+        "gate": None,
+        "artifacts": {found.path.stem: str(found.path)},
+    }
+    return Evaluation(result, [spread], known)
+
+
+def _predict(session: Session, fitted: Fitted, prior: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(f (M, C), variance (M, C), draws (count, M, C) where asked for), pass by pass; nothing is kept of a pass."""
+    posterior, rescale = fitted.posterior, fitted.rescale
+    theta = None
+    if session.settings.samples is not None:
+        theta = draw_parameters(posterior, session.settings.samples, session.settings.seed)
+    parts: list[tuple[Tensor, Tensor, Tensor | None]] = []
+    generator = torch.Generator().manual_seed(session.settings.seed + 1)
+    for f, J_S, outside in _rows(session, posterior, rescale, prior):
+        draws = None
+        if theta is not None:
+            draws = rescaled_draws(draw_outputs(J_S, theta), rescale, outside, generator)
+        variance = rescale.apply(posterior.variance(J_S), outside)
+        parts.append((f, variance.reshape(f.shape), draws))
+    f = torch.cat([part[0] for part in parts])
+    variance = torch.cat([part[1] for part in parts])
+    if theta is None:
+        return f, variance, None
+    deviations = torch.cat([part[2] for part in parts if part[2] is not None])  # (M·C, count)
+    return f, variance, f + deviations.T.reshape(-1, *f.shape)
+
+
+def _rows(
+    session: Session, posterior: SubnetPosterior, rescale: Rescale, prior: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(f (m, C), J_Sᵀ (k, m·C), ‖g outside S‖² (m·C,)) of every pass over the test rows."""
+    total, step = len(session.split("test")), session.capture.rows_per_pass
+    scale = posterior.prior.rsqrt().unsqueeze(1)
+    with session.timed("predict"), session.report.progress("predictions of the test rows", total) as progress:
+        for start in range(0, total, step):
+            captured = session.capture(session.rows("test", start, min(start + step, total)))
+            J_S = columns_of_blocks(captured.blocks, posterior.indices, captured.f.numel())
+            outside = torch.zeros(captured.f.numel(), dtype=torch.float64, device=session.device)
+            if rescale.b:
+                norms = sum(block.norms(prior[block.span]) for block in captured.blocks)
+                outside = (norms - (J_S * scale).square_().sum(0)).clamp(min=0.0)
+            yield captured.f, J_S, outside
+            progress.advance(len(captured.f))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import re
 import shlex
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cli.cli_tools import Tool
 
 from sublaplace_cli import catalog
 from sublaplace_cli.files import spec_models
@@ -27,12 +29,19 @@ def test_every_command_of_the_readme_runs(tmp_path):
     folder = tmp_path / "quickstart"
     shutil.copytree(ROOT / "examples" / "quickstart", folder, ignore=shutil.ignore_patterns(".sublaplace"))
     assert COMMAND_LINES
+    tool = Tool(tmp_path)
     for line in COMMAND_LINES:
-        words = [sys.executable, "-m", "sublaplace_cli", *shlex.split(line)[1:]]
-        done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
-        assert done.returncode == 0, f"{line}\n{done.stderr}"
-        assert done.stdout.strip(), line
+        done = tool(*expanded(shlex.split(line)[1:], folder), cwd=folder)
+        assert done.code == 0, f"{line}\n{done.err}"
+        assert done.out.strip(), line
+    tool.close()
     assert (folder / "predictions.csv").read_text().startswith("method,k,row,output,mean,std")
+
+
+def expanded(words, folder):
+    """Patterns as a shell would fill them in."""
+    for word in words:
+        yield from sorted(glob.glob(word, root_dir=folder, include_hidden=True)) or [word] if "*" in word else [word]
 
 
 def test_the_scripts_that_the_readme_names_exist():

@@ -152,33 +152,39 @@ class NoiseFrom(Part):
     from_: Annotated[Literal["test"], one_of(["test"])] = Field(alias="from")
 
 
+def _positive_or_marglik(value: object) -> object:
+    return value if value == "marglik" else positive(value)
+
+
 def _prior_precision(value: object) -> object:
-    if value == "marglik" or (isinstance(value, Mapping) and set(value) == {"tune"}):
-        raise refuse(not_available("tuning the prior precision (marglik, tune)"))
+    if isinstance(value, Mapping) and "tune" in value:
+        raise refuse(not_available("tuning the prior precision on a validation split"))
+    if value == "marglik":
+        return value
     if isinstance(value, Mapping) and value:
-        return dict(zip(value, each(positive, value.items()), strict=True))
+        return dict(zip(value, each(_positive_or_marglik, value.items()), strict=True))
     if isinstance(value, str) or not is_number(value):
-        raise refuse(wrong("a number above 0 or {parameter glob: number}", value))
+        raise refuse(wrong("a number above 0, 'marglik' or {parameter glob: one of them}", value))
     return positive(value)
 
 
 def _noise_variance(value: object) -> object:
-    if value == "marglik":
-        raise refuse(not_available("marglik"))
     if isinstance(value, (Mapping, NoiseFrom)):
         return NoiseFrom.model_validate(value, by_alias=True, by_name=False)
-    if value == "auto":
+    if value in ("auto", "marglik"):
         return value
     if not is_number(value):
-        raise refuse(wrong("'auto', a number above 0 or {from: test}", value))
+        raise refuse(wrong("'auto', 'marglik', a number above 0 or {from: test}", value))
     return positive(value)
 
 
 class PosteriorSpec(Part):
     """Prior and noise."""
 
-    prior_precision: Annotated[float | dict[str, float], by_hand(_prior_precision)] = 1.0
-    noise_variance: Annotated[Literal["auto"] | float | NoiseFrom, by_hand(_noise_variance)] = "auto"
+    prior_precision: Annotated[
+        float | Literal["marglik"] | dict[str, float | Literal["marglik"]], by_hand(_prior_precision)
+    ] = 1.0
+    noise_variance: Annotated[Literal["auto", "marglik"] | float | NoiseFrom, by_hand(_noise_variance)] = "auto"
     rescale: Annotated[Literal["none", "scale", "hybrid"], one_of(["none", "scale", "hybrid"])] = "none"
 
 
@@ -246,7 +252,7 @@ class Spec(Part):
         if task in ("binary", "multiclass"):
             if mapping(data.get("standardise")).get("target", "none") != "none":
                 yield Finding(("data", "standardise", "target"), f"only for task regression, but task is {task}")
-            if is_number(noise) or mapping(noise):
+            if is_number(noise) or mapping(noise) or noise == "marglik":
                 yield Finding(("posterior", "noise_variance"), f"only for task regression, but task is {task}")
         elif mapping(noise).get("from") == "test" and mapping(data.get("splits")).get("test") is None:
             yield Finding(("posterior", "noise_variance", "from"), "there is no split 'test'")

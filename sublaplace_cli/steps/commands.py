@@ -15,6 +15,7 @@ from .request import Choice, choices, single_choice
 from .select import check_choice
 from .session import Session, open_session
 from .settings import Reporter, Settings
+from .tuning import tune
 
 Render = Callable[[dict[str, Any]], str]
 
@@ -35,9 +36,12 @@ def run_command(command: str, settings: Settings, report: Reporter, render: Rend
         evaluate.check_bracket(session, wanted)
         if settings.dry_run:
             return plan(session, command, wanted)
+        tune(session)
         result = {"schema": 1, **_run(command, session, render)}
         if command != "evaluate":
             result["artifacts"] = dict(sorted(session.artifacts.items()))
+        if session.tuned is not None:
+            result["tuned"] = session.tuned
         result["seconds"] = {name: round(value, 4) for name, value in session.seconds.items()}
         return result
 

@@ -73,13 +73,15 @@ def run(session: Session) -> Evaluation:
         "n_params": session.layout.size,
         "n_outputs": session.n_outputs,
         "noise_variance": noise_variance(session),
-        "prior_precision": session.spec.spec.posterior.prior_precision,
+        "prior_precision": session.prior_precision,
         "device": str(session.device),
         "workers": 1,
         "full": _row(session, full, known, full_ipv) if full is not None and known.std_full is not None else None,
         "rows": [_row(session, spread, known, full_ipv) for spread in spreads],
         "gate": None,
     }
+    if session.tuned is not None:
+        result["tuned"] = session.tuned
     if bounds is not None:
         result["bracket"] = {"rows": full_rows(session), "sets": bounds.n_sets}
     for spread in [*spreads, *([full] if full is not None else [])]:

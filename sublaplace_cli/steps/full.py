@@ -57,7 +57,8 @@ def store_posterior(
         session.report.note(f"{stem} is larger than --max-artifact or the free disk allow: not stored")
         return
     path = session.open_folder().file(stem)
-    meta = session.describe(inputs, noise_variance=noise_variance(session), **more)
+    numbers = {"noise_variance": noise_variance(session), "prior_precision": session.prior_precision}
+    meta = session.describe(inputs, **numbers, **more)
     write_artifact(path, "posterior", meta, tensors)
     session.artifacts[stem] = str(path)
 

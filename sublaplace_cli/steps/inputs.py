@@ -17,6 +17,7 @@ from ..errors import SublaplaceError, UserError, suggestion
 from ..files.datasets import Split
 
 ROWS_PER_FORWARD = 128
+MARGLIK = "marglik"  # in place of a number: by marginal likelihood
 
 
 @dataclass(frozen=True)
@@ -114,13 +115,16 @@ def targets_of(split: Split, device: torch.device) -> Tensor | None:
     return None if split.targets is None else torch.from_numpy(np.array(split.targets)).to(device)
 
 
-def prior_vector(prior: float | Mapping[str, float], layout: Layout, spec: Path) -> Tensor:
-    """v (p,): one number for all, or for each parameter that of the first glob that matches its name."""
+def prior_vector(prior: float | str | Mapping[str, float | str], layout: Layout, spec: Path) -> Tensor:
+    """v (p,): one number for all, or for each parameter that of the first glob that matches its name.
+
+    What is left to the marginal likelihood starts at 1.
+    """
     if not layout.parameters:
         raise UserError("the model has no trainable parameter", hint="check requires_grad in the code that builds it")
     v = torch.empty(layout.size, dtype=torch.float64)
-    if isinstance(prior, (int, float)):
-        return v.fill_(float(prior))
+    if not isinstance(prior, Mapping):
+        return v.fill_(_number(prior))
     names = [q.name for q in layout.parameters]
     for pattern in prior:
         if not layout.matching(pattern):
@@ -135,8 +139,12 @@ def prior_vector(prior: float | Mapping[str, float], layout: Layout, spec: Path)
                 f"{spec}: posterior.prior_precision: no pattern matches parameter '{q.name}'",
                 hint="end the mapping with '*': NUMBER for all the others",
             )
-        v[q.span] = found[0]
+        v[q.span] = _number(found[0])
     return v
+
+
+def _number(prior: float | str) -> float:
+    return 1.0 if prior == MARGLIK else float(prior)
 
 
 def _shapes(inputs: Inputs) -> str:

@@ -11,10 +11,11 @@ from ..catalog import LIKELIHOODS, load
 from ..core.precision import Precision, squared_gradients
 from ..errors import UserError
 from ..files.artifacts import write_artifact
-from .inputs import targets_of
+from .inputs import MARGLIK, targets_of
 from .passes import jacobian_of
 from .session import Session
 
+TUNED_NOISE = "noise-tuned"  # where the noise that `marglik` found is kept
 NOISE_FLOOR = 1e-3
 
 
@@ -54,7 +55,9 @@ def noise_variance(session: Session) -> float | None:
         return None
     if isinstance(asked, (int, float)):
         return float(asked)
-    name = "test" if asked != "auto" else "train"
+    if TUNED_NOISE in session.kept:
+        return session.kept[TUNED_NOISE]
+    name = "train" if asked in ("auto", MARGLIK) else "test"
     key = f"noise-{name}"
     if key not in session.kept:
         split = session.split(name)

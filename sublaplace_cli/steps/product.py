@@ -71,7 +71,7 @@ def run(session: Session, found: Artifact) -> Evaluation:
     check_posterior(session, found)
     oracle = oracle_outputs(session)
     fitted = read_fitted(session, found)
-    prior = prior_vector(found.meta["spec"]["posterior"]["prior_precision"], session.layout, found.path)
+    prior = prior_vector(found.meta["prior_precision"], session.layout, found.path)
     f, variance, samples = _predict(session, fitted, prior.to(session.device))
     spread = Spread(
         method=found.meta["method"],
@@ -100,7 +100,7 @@ def run(session: Session, found: Artifact) -> Evaluation:
         "n_params": session.layout.size,
         "n_outputs": session.n_outputs,
         "noise_variance": found.meta["noise_variance"],
-        "prior_precision": found.meta["spec"]["posterior"]["prior_precision"],
+        "prior_precision": found.meta["prior_precision"],
         "device": str(session.device),
         "workers": 1,
         "full": None,

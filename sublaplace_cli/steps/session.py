@@ -51,6 +51,8 @@ class Session:
     folder_path: Path
     report: Reporter
     folder: RunFolder | None = None
+    prior_precision: Any = None  # as numbers: of the spec, or as the marginal likelihood has it
+    tuned: dict[str, Any] | None = None  # what the marginal likelihood said, where it was asked
     kept: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     artifacts: dict[str, str] = field(default_factory=dict)
@@ -227,6 +229,7 @@ def _build(
         input_files=(spec.path, *network.files, *data, *oracle, *members),
         folder_path=folder.absolute(),
         report=report,
+        prior_precision=spec.spec.posterior.prior_precision,
     )
 
 

@@ -105,8 +105,7 @@ def test_what_is_to_come(tool: Tool, project: Project, options: list[str]) -> No
 
 def test_what_is_to_come_in_the_spec(tool: Tool, project: Project) -> None:
     for part in (
-        {"posterior": {"prior_precision": "marglik"}},
-        {"posterior": {"noise_variance": "marglik"}},
+        {"posterior": {"prior_precision": {"tune": "nll", "split": "validation"}}},
         {"gate": {"w2": {"max": 0.02}}},
     ):
         path = project.save(project.changed(**part), "later.yaml")

@@ -1,0 +1,88 @@
+"""`marglik` in the spec: what is found is the optimum, is said, is kept, and is what everything then rests on."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import reference
+import torch
+from cli.cli_tools import Project, Tool, refused
+
+TASKS = pytest.mark.parametrize("task", ["regression", "binary", "multiclass"])
+
+
+def evidence(project: Project, prior: dict[str, float], sigma2: float) -> float:
+    """The Laplace evidence of all parameters, dense."""
+    model = project.model.double()
+    x, y = (t[:22] for t in project.tensors())
+    f, J = reference.jacobian(model, x, 22)
+    H = reference.output_hessian(project.task, f, sigma2)
+    theta = torch.cat([q.detach().flatten() for q in model.parameters()])
+    v = torch.cat([torch.full((q.numel(),), prior.get(n, prior["*"])).double() for n, q in model.named_parameters()])
+    omega = reference.precision(J, H, v)
+    if project.task == "regression":
+        fit = -0.5 * ((y - f).square() / sigma2 + math.log(2 * math.pi * sigma2)).sum()
+    elif project.task == "binary":
+        fit = -torch.nn.functional.softplus(torch.where(y == 1, -f, f)).sum()
+    else:
+        fit = torch.log_softmax(f, 1).gather(1, y.long()).sum()
+    dets = torch.linalg.slogdet(omega).logabsdet - v.log().sum()
+    return float(fit - 0.5 * (v * theta.square()).sum() - 0.5 * dets)
+
+
+def run(tool: Tool, project: Project, *words: str) -> dict:
+    return tool("evaluate", "--k", "10", "--dtype", "float64", "--json", *words, cwd=project.folder).json()
+
+
+@TASKS
+@pytest.mark.parametrize("groups", [["*"], ["0.weight", "*"]], ids=["one", "two"])
+def test_the_optimum_is_found_and_beats_what_is_near(tool: Tool, tmp_path: Path, task: str, groups: list[str]) -> None:
+    project = Project(tmp_path / "p", task=task, outputs=3 if task == "multiclass" else 1)
+    asked = dict.fromkeys(groups, "marglik") if len(groups) > 1 else "marglik"
+    noise = {"noise_variance": "marglik"} if task == "regression" else {}
+    project.use(posterior={"prior_precision": asked, **noise})
+    result = run(tool, project)
+    tuned = result["tuned"]
+    found = tuned["prior_precision"] if len(groups) > 1 else {"*": tuned["prior_precision"]}
+    sigma2 = tuned["noise_variance"] or 1.0
+    assert result["noise_variance"] == (sigma2 if task == "regression" else None)
+    assert result["prior_precision"] == tuned["prior_precision"]
+    best = evidence(project, found, sigma2)
+    assert tuned["log_evidence"] == pytest.approx(best, rel=1e-7)
+    assert tuned["log_evidence"] >= tuned["start"]["log_evidence"]
+    for factor in (0.9, 1.1, 0.3, 3.0):
+        for name in found:
+            assert evidence(project, {**found, name: found[name] * factor}, sigma2) <= best + 1e-9
+        if task == "regression":
+            assert evidence(project, found, sigma2 * factor) <= best + 1e-9
+
+
+def test_what_was_found_is_as_if_it_had_been_written(tool: Tool, tmp_path: Path) -> None:
+    project = Project(tmp_path / "p")
+    project.use(posterior={"prior_precision": "marglik", "noise_variance": "marglik"})
+    first = run(tool, project, "--method", "gradient,greedy,norm")
+    again = tool("fit", "--method", "greedy", "--k", "10", "--dtype", "float64", "--json", cwd=project.folder)
+    assert "reusing hyperparameters" in again.err
+    assert again.json()["tuned"] == first["tuned"]
+    written = Project(tmp_path / "q")
+    numbers = {"prior_precision": first["prior_precision"], "noise_variance": first["noise_variance"]}
+    written.use(posterior=numbers)
+    second = run(tool, written, "--method", "gradient,greedy,norm")
+    assert "tuned" not in second
+    for one, other in zip(first["rows"], second["rows"], strict=True):
+        for key in ("w2", "ipv", "mean_std", "nll"):
+            assert one[key] is None or one[key] == pytest.approx(other[key], rel=1e-9)
+
+
+def test_one_number_given_and_one_left(tool: Tool, tmp_path: Path) -> None:
+    project = Project(tmp_path / "p")
+    project.use(posterior={"prior_precision": {"0.*": 2.0, "*": "marglik"}, "noise_variance": 0.5})
+    found = run(tool, project)["tuned"]
+    assert found["prior_precision"]["0.*"] == pytest.approx(2.0)
+    assert found["prior_precision"]["*"] != 1.0
+    assert found["noise_variance"] == pytest.approx(0.5)
+    project = Project(tmp_path / "q", task="binary")
+    path = project.save(project.changed(posterior={"noise_variance": "marglik"}), "no.yaml")
+    refused(tool("evaluate", "--spec", path, cwd=project.folder), "only for task regression")

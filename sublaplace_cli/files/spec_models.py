@@ -164,7 +164,7 @@ def _prior_precision(value: object) -> object:
     if isinstance(value, Mapping) and value:
         return dict(zip(value, each(_positive_or_marglik, value.items()), strict=True))
     if isinstance(value, str) or not is_number(value):
-        raise refuse(wrong("a number above 0, 'marglik' or {parameter glob: one of them}", value))
+        raise refuse(wrong("a number above 0, 'marglik' or {glob: one of them}", value))
     return positive(value)
 
 

@@ -113,7 +113,7 @@ splits: {train: {same_as: test}, test: {same_as: train}}
 # a line added at the top level (line 9, from column 1), and the problem it gives
 TOP = """\
 posterior: {prior_precision: abc}
-    9:30: posterior.prior_precision: expected a number above 0, 'marglik' or {parameter glob: one of them}, got the text "abc"
+    9:30: posterior.prior_precision: expected a number above 0, 'marglik' or {glob: one of them}, got the text "abc"
 posterior: {prior_precision: 0}
     9:30: posterior.prior_precision: expected a number above 0, got the number 0
 posterior: {prior_precision: .inf}

@@ -29,6 +29,7 @@ class Bar:
     backends: tuple[str, ...] = ("curvlinops", "backpack", "asdl")
     ratio_at_most: float | None = None
     ratio_at_least: float | None = None
+    seconds_at_most: float | None = None
     peak_at_most: float | None = None
     peak_above_peer: float | None = None
     script: str = "ours.py"
@@ -43,6 +44,9 @@ BARS = (
     Bar("pass-resnet20", ratio_at_most=2.0),
     Bar("scores-463715-rows", ratio_at_most=3.0),
     Bar("gram-2000", ratio_at_least=0.7),
+    Bar("greedy-mlp-k3000", ratio_at_least=20, script="selection.py"),
+    Bar("greedy-resnet20-k10000", seconds_at_most=60, script="selection.py"),
+    Bar("many-k", ratio_at_most=1.5, script="selection.py"),
 )
 LARGE = (
     Bar("transformer", peak_at_most=4e9, script="large.py"),
@@ -84,6 +88,7 @@ def judge(bar: Bar, ours: dict, peer: dict | None) -> dict:
         ("speed-up over the default", over_default, bar.speedup_over_default, ">="),
         ("ratio", ours.get("ratio"), bar.ratio_at_most, "<="),
         ("ratio", ours.get("ratio"), bar.ratio_at_least, ">="),
+        ("seconds", ours.get("seconds"), bar.seconds_at_most, "<="),
         ("peak", ours.get("peak"), bar.peak_at_most or peak_limit, "<="),
     ]
     bars = [

@@ -45,8 +45,9 @@ def fit_path(precision: Precision, S: Tensor, ks: Sequence[int]) -> list[SubnetP
         return [fit_subnet(precision, S[: ks[0]])]
     small = sorted({k for k in ks if natural_form(k, precision.n_rows) == "primal"})
     large = sorted({k for k in ks if natural_form(k, precision.n_rows) == "dual"})
-    made = _fit_primal(precision, S[: small[-1]], small) if small else []
-    made += _fit_dual(precision, S[: large[-1]], large) if large else []
+    A = _dual_columns(precision, S[: large[-1]]) if large else None
+    made = _fit_primal(precision, S[: small[-1]], small, A) if small else []
+    made += _fit_dual(precision, S[: large[-1]], large, A) if large else []
     by_size = {len(posterior.indices): posterior for posterior in made}
     return [by_size[k] for k in ks]
 
@@ -74,10 +75,20 @@ def _require_room(precision: Precision, needed: int, what: str, or_else: str = "
         )
 
 
-def _fit_primal(precision: Precision, S: Tensor, ks: Sequence[int]) -> list[SubnetPosterior]:
+def _dual_columns(precision: Precision, S: Tensor) -> Tensor:
+    """A′ᵀ of these parameters (k, N·C), if there is room for it and the rest of a dual posterior."""
+    rows = precision.n_rows
+    what = f"a posterior over {len(S)} parameters with {rows} rows"
+    _require_room(precision, subnet_bytes(len(S), rows, "dual"), what)
+    return precision.columns(S).mul_(precision.prior[S].rsqrt().unsqueeze(1))
+
+
+def _fit_primal(
+    precision: Precision, S: Tensor, ks: Sequence[int], columns: Tensor | None = None
+) -> list[SubnetPosterior]:
     _require_room(precision, subnet_bytes(len(S), precision.n_rows, "primal"), f"a posterior over {len(S)} parameters")
     v = precision.prior[S]
-    L, conditions = _primal_factor(precision, S, ks)
+    L, conditions = _primal_factor(precision, S, ks, columns)
 
     def freedom(k: int) -> float:
         own = L[:k, :k]
@@ -93,12 +104,17 @@ def _fit_primal(precision: Precision, S: Tensor, ks: Sequence[int]) -> list[Subn
     ]
 
 
-def _primal_factor(precision: Precision, S: Tensor, ks: Sequence[int]) -> tuple[Tensor, list[float]]:
-    """L of I + A′ᵀA′ in the order of S, and κ of each of its leading blocks of size k."""
+def _primal_factor(
+    precision: Precision, S: Tensor, ks: Sequence[int], columns: Tensor | None = None
+) -> tuple[Tensor, list[float]]:
+    """L of I + A′ᵀA′ in the order of S, and κ of each leading block of size k; `columns` is A′ᵀ where it is there."""
     scale = precision.prior[S].rsqrt().unsqueeze(1)
     B = torch.zeros(len(S), len(S), dtype=torch.float64, device=scale.device)
-    for A in precision.column_chunks(S):
-        add_upper(B, A.mul_(scale))
+    if columns is not None:
+        add_upper(B, columns[: len(S)])
+    else:
+        for A in precision.column_chunks(S):
+            add_upper(B, A.mul_(scale))
     mirrored(B)
     conditions = [condition_of(B[:k, :k]) for k in ks]
     if max(conditions) > QR_CONDITION:
@@ -109,13 +125,11 @@ def _primal_factor(precision: Precision, S: Tensor, ks: Sequence[int]) -> tuple[
     return safe_cholesky(B, lambda i: precision.layout.describe(int(S[i]))), conditions
 
 
-def _fit_dual(precision: Precision, S: Tensor, ks: Sequence[int]) -> list[SubnetPosterior]:
-    rows = precision.n_rows
-    _require_room(
-        precision, subnet_bytes(len(S), rows, "dual"), f"a posterior over {len(S)} parameters with {rows} rows"
-    )
-    v = precision.prior[S]
-    A = precision.columns(S).mul_(v.rsqrt().unsqueeze(1))  # (k, N·C)
+def _fit_dual(
+    precision: Precision, S: Tensor, ks: Sequence[int], columns: Tensor | None = None
+) -> list[SubnetPosterior]:
+    rows, v = precision.n_rows, precision.prior[S]
+    A = _dual_columns(precision, S) if columns is None else columns  # (k, N·C)
     K = torch.zeros(rows, rows, dtype=torch.float64, device=v.device)
     posteriors, done = [], 0
     for k in ks:

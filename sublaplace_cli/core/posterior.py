@@ -41,16 +41,23 @@ class SubnetPosterior:
     def variance(self, J_S: Tensor) -> Tensor:
         """g_Sᵀ Ω_SS⁻¹ g_S for rows J_Sᵀ (k, m·C), which are used up → (m·C,)."""
         g = J_S.mul_(self.prior.rsqrt().unsqueeze(1))
-        return self._primal(g) if self.columns is None else self._dual(self.columns, g)
+        if self.columns is None:
+            return self.primal_variance(g)
+        return self.dual_variance(g, self.columns.T @ g, column_squares(g))
 
-    def _primal(self, g: Tensor) -> Tensor:
+    def primal_variance(self, g: Tensor) -> Tensor:
+        """The same for g′ in the prior's metric (k, m·C)."""
         return column_squares(solve_lower(self.factor, g))
 
-    def _dual(self, A: Tensor, g: Tensor) -> Tensor:
+    def dual_variance(self, g: Tensor, cross: Tensor, norms: Tensor) -> Tensor:
+        """The same, given A′g′ and ‖g′‖²."""
+        A = self.columns
+        assert A is not None, "the dual form keeps them"
+
         def residual_norms(chosen: Tensor, w: Tensor) -> Tensor:
             return column_squares(g[:, chosen] - A @ w)
 
-        return dual_variance(self.factor, A.T @ g, column_squares(g), self.condition, residual_norms)
+        return dual_variance(self.factor, cross, norms, self.condition, residual_norms)
 
 
 @dataclass(frozen=True)
@@ -93,11 +100,24 @@ def subnet_variance(posterior: SubnetPosterior, test: Jacobian, memory: int) -> 
 
 
 def path_variances(posteriors: Sequence[SubnetPosterior], test: Jacobian, memory: int) -> list[Tensor]:
-    """The same for several posteriors, each over the first k of one order of parameters: columns are fetched once."""
-    longest = max(posteriors, key=lambda q: len(q.indices)).indices
+    """The same for several posteriors of one precision, each over the first k of one order of parameters.
+
+    Columns are fetched once, and what a longer one shares with a shorter one is computed once.
+    """
+    by_size = sorted(range(len(posteriors)), key=lambda i: len(posteriors[i].indices))
+    longest = posteriors[by_size[-1]]
+    scale = longest.prior.rsqrt().unsqueeze(1)
     parts: list[list[Tensor]] = [[] for _ in posteriors]
-    for _, J_S in column_chunks(test, longest, memory):
-        for found, posterior in zip(parts, posteriors, strict=True):
-            own = J_S[: len(posterior.indices)]
-            found.append(posterior.variance(own.clone() if len(posteriors) > 1 else own))
+    for _, J_S in column_chunks(test, longest.indices, memory):
+        g, done = J_S.mul_(scale), 0
+        cross = norms = torch.zeros((), dtype=torch.float64, device=g.device)
+        for i in by_size:
+            posterior, k = posteriors[i], len(posteriors[i].indices)
+            if posterior.columns is None:
+                parts[i].append(posterior.primal_variance(g[:k]))
+                continue
+            cross = cross + posterior.columns[done:k].T @ g[done:k]
+            norms = norms + column_squares(g[done:k])
+            done = k
+            parts[i].append(posterior.dual_variance(g[:k], cross, norms))
     return [torch.cat(found).reshape(test.outputs.shape) for found in parts]

@@ -23,6 +23,7 @@ from .progress import Watch, unwatched
 
 Place = tuple[int, slice | Tensor, Tensor]  # a block's number, positions in S, positions in the block
 GRAM_TILE_BYTES = 2**30  # a Gram reads every tile once for each tile of the other side: the larger, the fewer times
+SCATTERED = 256  # columns that are put into scattered places at a time
 WEIGHED_ROWS = 1024  # rows of a matrix that are weighed at a time
 
 
@@ -146,8 +147,9 @@ def _put_together(blocks: Sequence[Block], places: Sequence[Place], k: int, n_ro
     for block, (_, positions, local) in zip(blocks, places, strict=True):
         if isinstance(positions, slice):
             block.put_columns(local, J_S[positions])
-        else:
-            J_S[positions] = columns_of(block, local, n_rows)
+            continue
+        for some, places_of_some in zip(local.split(SCATTERED), positions.split(SCATTERED), strict=True):
+            J_S.index_copy_(0, places_of_some, columns_of(block, some, n_rows))
     return J_S
 
 

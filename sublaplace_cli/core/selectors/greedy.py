@@ -61,7 +61,7 @@ class _Search:
         self.schur: _PrimalSchur | _DualSchur = (
             _PrimalSchur() if 2 * k <= precision.n_rows else _DualSchur(precision.n_rows, bounds)
         )
-        self.cache = _ColumnCache(precision, candidates)
+        self.cache = _ColumnCache(precision, candidates, first=max(2 * SWEEP, 4 * k))
 
     def run(self) -> tuple[Tensor, Tensor]:
         while len(self.chosen) < self.k:
@@ -125,25 +125,39 @@ def _pivot_inside(
 
     The first is taken in any case where `sure`.
     """
-    T = T.clone()
+    d = T.diagonal().clone()  # −∞ once taken
+    rows = torch.empty(min(most, len(T)), len(T), dtype=T.dtype, device=T.device)
+    positions = panel.tolist()
     taken: list[int] = []
     pivots: list[float] = []
-    alive = torch.ones(len(T), dtype=torch.bool, device=T.device)
-    while len(taken) < min(most, len(T)):
-        d = torch.where(alive, rounded(T.diagonal()), torch.full_like(T.diagonal(), -1.0))
-        best = int(d.argmax())  # the first of equals: the panel is in rising order of index
-        value = float(d[best])
-        beaten = value < outside[0] or (value == outside[0] and int(panel[best]) > outside[1])
-        if beaten and not (sure and not taken):
+    while len(taken) < len(rows):
+        best = _first_largest(d)
+        pivot = float(d[best])
+        if _beaten(pivot, positions[best], outside) and not (sure and not taken):
             break
-        pivot = float(T[best, best])
-        require_sound(T[best, best])
-        column = T[:, best].clone()
-        T -= torch.outer(column, column) / pivot
-        alive[best] = False
+        require_sound(d[best])
+        t = len(taken)
+        column = T[best] - rows[:t, best] @ rows[:t] if t else T[best]
+        torch.div(column, pivot**0.5, out=rows[t])
+        d -= rows[t].square()
+        d[best] = -torch.inf
         taken.append(best)
         pivots.append(pivot)
-    return taken, pivots, T.diagonal().clone()
+    return taken, pivots, d
+
+
+def _first_largest(d: Tensor) -> int:
+    """Place of the largest after rounding, the first of equals; only what is next to the largest need be rounded."""
+    near = (d >= d.max() * (1 - 2e-11)).nonzero().squeeze(1)
+    return int(near[0]) if len(near) == 1 else int(near[int(rounded(d[near]).argmax())])
+
+
+def _beaten(value: float, position: int, outside: tuple[float, int]) -> bool:
+    """Whether the best bound outside comes first, after rounding; ties go to the lower index."""
+    if abs(value - outside[0]) > 2e-11 * value:
+        return value < outside[0]
+    own = float(rounded(torch.tensor([value], dtype=torch.float64)))
+    return own < outside[0] or (own == outside[0] and position > outside[1])
 
 
 class _PrimalSchur:
@@ -204,8 +218,8 @@ class _DualSchur:
 class _ColumnCache:
     """Columns of A V^(−½) that were fetched, widened a batch at a time: one pass over the rows a batch."""
 
-    def __init__(self, precision: Precision, candidates: Tensor) -> None:
-        self.precision, self.candidates = precision, candidates
+    def __init__(self, precision: Precision, candidates: Tensor, first: int) -> None:
+        self.precision, self.candidates, self.first = precision, candidates, first
         self.most = max(PANEL, precision.memory // 6 // (8 * precision.n_rows))
         self.slot = torch.full((len(candidates),), -1, dtype=torch.int64, device=candidates.device)
         self.held = torch.empty(0, precision.n_rows, dtype=torch.float64, device=candidates.device)
@@ -218,7 +232,7 @@ class _ColumnCache:
 
     def _fetch(self, bounds: Tensor) -> None:
         """Hold the candidates with the largest bounds: twice as many as before, as far as memory allows."""
-        width = min(self.most, max(2 * SWEEP, 2 * len(self.held)), len(bounds))
+        width = min(self.most, max(self.first, 2 * len(self.held)), len(bounds))
         wanted = largest(bounds, width)
         S = self.candidates[wanted]
         self.held = self.held[:0]  # let go of the old ones first

@@ -38,13 +38,14 @@ METHODS = {
     "variance": Method(f"{_SELECTORS}.variance:variance", "largest gain in variance over the reference rows"),
     "full": Method(None, "full linearized Laplace, through the Gram kernel", takes_k=False),
     "map": Method(None, "no posterior: the network alone", takes_k=False),
+    "kfac": Method(None, "Kronecker-factored Laplace (extra [kfac])", takes_k=False),
     "ensemble": Method(None, "the spread of the networks in ensemble.checkpoints", takes_k=False),
     "norm": Method(None, "no sub-network: variance b·‖g‖², b fitted as by --rescale scale", takes_k=False),
     "constant": Method(None, "no sub-network: one variance for all rows, fitted in the same way", takes_k=False),
     "diagonal": Method(None, "diagonal Laplace", takes_k=False),
 }
 # Documented, but not in this version: refused by name instead of as unknown.
-METHODS_TO_COME = ("kfac",)
+METHODS_TO_COME: tuple[str, ...] = ()
 NAMES_PREFIX = "names:"
 
 LIKELIHOODS = {

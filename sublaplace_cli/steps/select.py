@@ -20,6 +20,7 @@ from ..files.run_folder import file_stem
 from .ensemble import require_ensemble
 from .full import full_posterior_of
 from .jacobians import precision_of, scores_of
+from .kfac import require_kfac
 from .passes import jacobian_of
 from .request import Choice, MethodCall, actual_k, single_choice
 from .session import Session
@@ -63,6 +64,8 @@ def check_choice(session: Session, choice: Choice) -> None:
         load_function(call.name, f"--method {call.name}", session.settings.allow_code, session.spec.folder)
     elif call.name in ("greedy", "variance") and k is not None:
         pool_size(session.settings.pool, k, session.layout.size)
+    elif call.name == "kfac":
+        require_kfac(session)
     elif call.name == "ensemble":
         require_ensemble(session)
     elif call.name == "neural-linear":

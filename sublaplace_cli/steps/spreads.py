@@ -19,6 +19,7 @@ from .ensemble import ensemble_spread
 from .fit import Fitted, begins, posteriors_of
 from .full import FULL, full_posterior_of, variant
 from .jacobians import precision_of, scores_of
+from .kfac import kfac_spread
 from .passes import jacobian_of
 from .request import Choice
 from .rescaling import constant_variance, norm_factor, squared_norms
@@ -152,6 +153,9 @@ def _reference(session: Session, name: str, f: Tensor, full: Spread | None) -> S
         mean, variance = ensemble_spread(session)
         session.report.note("ensemble: its mean is another one; its w2 compares spreads only")
         return Spread(name, None, variance, None, mean=mean)
+    if name == "kfac":
+        variance, freedom = kfac_spread(session)
+        return Spread(name, None, variance, freedom)
     if name == "constant":
         return Spread(name, None, torch.full_like(f, constant_variance(session)), None)
     if name == "norm":

@@ -87,7 +87,6 @@ def test_wrong_usage(tool: Tool, project: Project, options: list[str], words: li
 
 
 NOT_YET = [
-    ["--method", "kfac"],
     *(["--format", name] for name in ("jsonl", "junit", "github")),
     *(["--plot", "p.png"], ["--plot-kind", "curves"], ["--report", "r.html"], ["--significant"]),
     *(["--fail-if", "w2 > 1"], ["--baseline", "b.json"], ["--max-regression", "w2=1"]),

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-BATCHES = (8, 32, 128)
+BATCHES = (128, 32, 8)
+LIMIT = 240.0  # seconds for one run of the peer
 
 
 @dataclass(frozen=True)
@@ -55,18 +56,32 @@ LARGE = (
 )
 
 
-def run(python: str, script: str, *arguments: object) -> dict:
+def run(python: str, script: str, *arguments: object, limit: float | None = None) -> dict:
     """One case in a process of its own; its failure is part of the result."""
     words = [python, str(HERE / script), *map(str, arguments)]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=HERE)
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, cwd=HERE, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"more than {limit:g} s"}
     if done.returncode != 0:
         return {"failed": done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit {done.returncode}"}
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def best_peer(python: str, bar: Bar) -> dict:
-    """The fastest of its backends and batch sizes, once each, then the least of three for the winner."""
-    tried = {(b, n): run(python, "peer.py", bar.case, b, n, 1) for b in bar.backends for n in BATCHES}
+    """The fastest of its backends and batch sizes, once each, then the least of three for the winner.
+
+    From large batches to small ones, until one is slower by half than the one before: smaller ones are slower still.
+    """
+    tried: dict[tuple[str, int], dict] = {}
+    for backend in bar.backends:
+        before = LIMIT
+        for batch in BATCHES:
+            tried[backend, batch] = run(python, "peer.py", bar.case, backend, batch, 1, limit=LIMIT)
+            seconds = tried[backend, batch].get("seconds", LIMIT)
+            if seconds > 1.5 * before or (seconds >= LIMIT and before >= LIMIT):
+                break
+            before = seconds
     worked = {key: result for key, result in tried.items() if "seconds" in result}
     if not worked:
         return next(iter(tried.values()))

@@ -75,13 +75,13 @@ def best_peer(python: str, bar: Bar) -> dict:
     """
     tried: dict[tuple[str, int], dict] = {}
     for backend in bar.backends:
-        before = LIMIT
+        before = float("inf")
         for batch in BATCHES:
             tried[backend, batch] = run(python, "peer.py", bar.case, backend, batch, 1, limit=LIMIT)
-            seconds = tried[backend, batch].get("seconds", LIMIT)
-            if seconds > 1.5 * before or (seconds >= LIMIT and before >= LIMIT):
+            seconds = tried[backend, batch].get("seconds")
+            if seconds is not None and seconds > 1.5 * before:
                 break
-            before = seconds
+            before = before if seconds is None else seconds
     worked = {key: result for key, result in tried.items() if "seconds" in result}
     if not worked:
         return next(iter(tried.values()))

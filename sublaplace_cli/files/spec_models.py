@@ -39,7 +39,6 @@ from .spec_values import (
     mapping,
     matching,
     none_is,
-    not_available,
     one_of,
     positive,
     refuse,
@@ -156,9 +155,16 @@ def _positive_or_marglik(value: object) -> object:
     return value if value == "marglik" else positive(value)
 
 
+class Tune(Part):
+    """The prior precision by the predictions on other rows."""
+
+    tune: Annotated[Literal["nll"], one_of(["nll"])]
+    split: Annotated[Literal["validation"], one_of(["validation"])] = "validation"
+
+
 def _prior_precision(value: object) -> object:
-    if isinstance(value, Mapping) and "tune" in value:
-        raise refuse(not_available("tuning the prior precision on a validation split"))
+    if isinstance(value, Tune) or (isinstance(value, Mapping) and "tune" in value):
+        return Tune.model_validate(value)
     if value == "marglik":
         return value
     if isinstance(value, Mapping) and value:
@@ -182,7 +188,7 @@ class PosteriorSpec(Part):
     """Prior and noise."""
 
     prior_precision: Annotated[
-        float | Literal["marglik"] | dict[str, float | Literal["marglik"]], by_hand(_prior_precision)
+        float | Literal["marglik"] | Tune | dict[str, float | Literal["marglik"]], by_hand(_prior_precision)
     ] = 1.0
     noise_variance: Annotated[Literal["auto", "marglik"] | float | NoiseFrom, by_hand(_noise_variance)] = "auto"
     rescale: Annotated[Literal["none", "scale", "hybrid"], one_of(["none", "scale", "hybrid"])] = "none"
@@ -249,6 +255,9 @@ class Spec(Part):
                 yield Finding((name, "wrap"), f"needs task binary, but task is {task}", at_key=True)
         data, posterior = mapping(given.get("data")), mapping(given.get("posterior"))
         noise = posterior.get("noise_variance", "auto")
+        tuned = "tune" in mapping(posterior.get("prior_precision"))
+        if tuned and mapping(data.get("splits")).get("validation") is None:
+            yield Finding(("posterior", "prior_precision"), "tune needs a split 'validation' in data.splits")
         if task in ("binary", "multiclass"):
             if mapping(data.get("standardise")).get("target", "none") != "none":
                 yield Finding(("data", "standardise", "target"), f"only for task regression, but task is {task}")

@@ -68,5 +68,13 @@ def identity_of(
             "reference": origin_of(spec.spec.data, settings.reference),
             "pool": settings.pool,
             "device": device.type,
+            # With --full none an open prior is settled for the one sub-network: another one, another run.
+            "tuned_for": [settings.method, settings.k] if settings.full == "none" and _is_open(spec) else None,
         },
     }
+
+
+def _is_open(spec: LoadedSpec) -> bool:
+    prior, noise = spec.spec.posterior.prior_precision, spec.spec.posterior.noise_variance
+    values = list(prior.values()) if isinstance(prior, dict) else [prior]
+    return noise == "marglik" or any(not isinstance(value, (int, float)) for value in values)

@@ -115,10 +115,10 @@ def targets_of(split: Split, device: torch.device) -> Tensor | None:
     return None if split.targets is None else torch.from_numpy(np.array(split.targets)).to(device)
 
 
-def prior_vector(prior: float | str | Mapping[str, float | str], layout: Layout, spec: Path) -> Tensor:
+def prior_vector(prior: object, layout: Layout, spec: Path) -> Tensor:
     """v (p,): one number for all, or for each parameter that of the first glob that matches its name.
 
-    What is left to the marginal likelihood starts at 1.
+    What is left open starts at 1.
     """
     if not layout.parameters:
         raise UserError("the model has no trainable parameter", hint="check requires_grad in the code that builds it")
@@ -143,8 +143,8 @@ def prior_vector(prior: float | str | Mapping[str, float | str], layout: Layout,
     return v
 
 
-def _number(prior: float | str) -> float:
-    return 1.0 if prior == MARGLIK else float(prior)
+def _number(prior: object) -> float:
+    return float(prior) if isinstance(prior, (int, float)) else 1.0
 
 
 def _shapes(inputs: Inputs) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..catalog import load
+from ..catalog import LIKELIHOODS, load
 from ..core.fitting import path_gains
+from ..core.precision import Precision
 from ..core.selectors import Selection, SelectionProblem, checked
 from ..core.selectors.baselines import by_name, require_last_linear, require_match
 from ..core.selectors.greedy import pool_size
@@ -19,7 +20,7 @@ from ..files.imports import load_function
 from ..files.run_folder import file_stem
 from .ensemble import require_ensemble
 from .full import full_posterior_of
-from .jacobians import precision_of, scores_of
+from .jacobians import noise_variance, precision_of, scores_of
 from .kfac import require_kfac
 from .passes import jacobian_of
 from .request import Choice, MethodCall, actual_k, single_choice
@@ -160,12 +161,27 @@ def _nested(session: Session, call: MethodCall) -> bool:
     return call.nested and not grows_with_k
 
 
+def first_selection(session: Session, call: MethodCall, k: int | None) -> Tensor:
+    """What a method chooses before the prior is settled (flat indices); nothing of it is kept."""
+    jacobian = jacobian_of(session, "train")
+    root = load(LIKELIHOODS[session.task])(jacobian.outputs, noise_variance(session) or 1.0)
+    precision = Precision(jacobian, root, session.prior, session.memory, session.report.progress)
+    diagonal = precision.data_diagonal()
+    return _run_method(session, call, k, precision, diagonal, diagonal).indices
+
+
 def _select(session: Session, call: MethodCall, k: int | None) -> Selection:
     scores = scores_of(session)
+    return _run_method(session, call, k, precision_of(session), scores.score, scores.data_diagonal)
+
+
+def _run_method(
+    session: Session, call: MethodCall, k: int | None, precision: Precision, score: Tensor, data_diagonal: Tensor
+) -> Selection:
     problem = SelectionProblem(
-        precision=precision_of(session),
-        score=scores.score,
-        data_diagonal=scores.data_diagonal,
+        precision=precision,
+        score=score,
+        data_diagonal=data_diagonal,
         theta=session.layout.flatten(session.model),
         last_linear=session.last_linear,
         seed=session.settings.seed,

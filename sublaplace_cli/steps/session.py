@@ -158,6 +158,8 @@ def open_session(
     device = devices.choose(settings.device)
     memory = _memory(settings, device)
     present = tuple(name for name in welcome if getattr(spec.spec.data.splits, name) is not None)
+    if hasattr(spec.spec.posterior.prior_precision, "tune") and scales is None:
+        present = (*present, "validation")
     session = _build(settings, spec, device, memory, report, (*needs, *present), scales)
     try:
         yield session

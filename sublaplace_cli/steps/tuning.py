@@ -1,109 +1,164 @@
-"""`marglik` in the spec: prior precisions and noise variance by marginal likelihood, before anything rests on them."""
+"""Prior precisions and noise variance that the spec leaves open, settled before anything rests on them.
+
+`marglik`: the Laplace marginal likelihood. `{tune: nll}`: the predictions on the validation rows. Both are those of the
+full posterior or, in an evaluation of one sub-network with `--full none`, of that sub-network.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..catalog import LIKELIHOODS, load
-from ..core.evidence import LEAST, MOST, Evidence, Optimum, maximise
+from ..core.evidence import LEAST, MOST, Evidence, maximise
 from ..core.fitting import full_bytes
-from ..core.metrics import log_probabilities
-from ..core.precision import gram, weigh_columns
+from ..core.metrics import Predictive, log_probabilities, score
+from ..core.precision import column_chunks, gram, row_norms, weigh_columns
+from ..core.validation import LEAST as LEAST_TUNED
+from ..core.validation import MOST as MOST_TUNED
+from ..core.validation import Spectrum, minimise
 from ..errors import RunError, UserError
 from ..files.artifacts import write_artifact
 from .inputs import MARGLIK, prior_vector, targets_of
 from .jacobians import TUNED_NOISE, noise_variance
 from .passes import jacobian_of
+from .request import Choice, actual_k
+from .select import first_selection
 from .session import Session
 
 STEM = "hyperparameters"
 EVERYTHING = "*"
 
 
-def tune(session: Session) -> None:
-    """Replace what the spec leaves to the marginal likelihood by what it says; nothing where nothing is left to it."""
-    asked = session.spec.spec.posterior.prior_precision
-    priors: Mapping[str, object] = asked if isinstance(asked, Mapping) else {EVERYTHING: asked}
+@dataclass(frozen=True)
+class Settled:
+    """What was found, and the criterion there and at the start."""
+
+    alphas: tuple[float, ...]
+    sigma2: float
+    value: float
+    start_value: float
+
+
+def tune(session: Session, wanted: list[Choice]) -> None:
+    """Replace what the spec leaves open by what the data say; nothing where nothing is open."""
+    asked, noise = session.spec.spec.posterior.prior_precision, session.spec.spec.posterior.noise_variance
+    by_nll = hasattr(asked, "tune")
+    priors: Mapping[str, Any] = asked if isinstance(asked, Mapping) else {EVERYTHING: MARGLIK if by_nll else asked}
     free = [value == MARGLIK for value in priors.values()]
-    free_noise = session.spec.spec.posterior.noise_variance == MARGLIK
-    if not any(free) and not free_noise:
+    if not any(free) and noise != MARGLIK:
         return
-    start = [1.0 if value == MARGLIK else float(str(value)) for value in priors.values()]
+    if by_nll and noise == MARGLIK:
+        raise UserError("posterior: prior_precision {tune: nll} and noise_variance marglik do not go together")
+    S = _subnet(session, wanted)
+    start = [1.0 if value == MARGLIK else float(value) for value in priors.values()]
     start_noise = noise_variance(session) or 1.0
-    found = _reuse(session) or _optimum(session, list(priors), start, start_noise, free, free_noise)
+    found = _reuse(session)
+    if found is None:
+        with session.timed("tune"):
+            if by_nll:
+                found = _by_nll(session, S, start_noise)
+            else:
+                evidence = _evidence(session, list(priors), S)
+                best = maximise(evidence, start, start_noise, free, noise == MARGLIK)
+                found = Settled(best.alphas, best.sigma2, best.value, best.start_value)
+        _keep(session, found)
     values = dict(zip(priors, found.alphas, strict=True))
     session.prior_precision = values if isinstance(asked, Mapping) else values[EVERYTHING]
     session.prior = prior_vector(session.prior_precision, session.layout, session.spec.path).to(session.device)
-    if free_noise:
+    if noise == MARGLIK:
         session.kept[TUNED_NOISE] = found.sigma2
+    _say(session, found, "nll" if by_nll else "log_evidence", S is not None, start_noise)
+
+
+def _say(session: Session, found: Settled, criterion: str, is_subnet: bool, start_noise: float) -> None:
+    whose = "the sub-network" if is_subnet else "the full posterior"
+    bounds = [LEAST_TUNED, MOST_TUNED] if criterion == "nll" else [LEAST, MOST]
+    what = "nll on the validation rows" if criterion == "nll" else "marginal likelihood"
+    sigma2 = found.sigma2 if session.task == "regression" else None
     session.tuned = {
-        "by": "marginal likelihood of the full posterior",
+        "by": f"{what} of {whose}",
         "prior_precision": session.prior_precision,
-        "noise_variance": found.sigma2 if session.task == "regression" else None,
-        "log_evidence": found.value,
-        "start": {"prior_precision": 1.0, "noise_variance": start_noise, "log_evidence": found.start_value},
-        "bounds": [LEAST, MOST],
+        "noise_variance": sigma2,
+        criterion: found.value,
+        "start": {
+            "prior_precision": 1.0,
+            "noise_variance": start_noise if sigma2 is not None else None,
+            criterion: found.start_value,
+        },
+        "bounds": bounds,
     }
-    noise = f", noise variance {found.sigma2:.4g}" if session.task == "regression" else ""
-    shown = ", ".join(f"{name}: {value:.4g}" if len(values) > 1 else f"{value:.4g}" for name, value in values.items())
+    shown = ", ".join(f"{alpha:.4g}" for alpha in found.alphas)
     session.report.note(
-        f"marginal likelihood: prior precision {shown}{noise}; log evidence {found.start_value:.6g} → {found.value:.6g}"
+        f"{what} of {whose}: prior precision {shown}"
+        + ("" if sigma2 is None else f", noise variance {sigma2:.4g}")
+        + f"; {criterion} {found.start_value:.6g} → {found.value:.6g}"
     )
-    if found.at_a_bound:
-        session.report.warn("the marginal likelihood is largest at a bound: the data leave this number open")
+    if any(not bounds[0] * 1.01 < x < bounds[1] / 1.01 for x in (*found.alphas, *([sigma2] if sigma2 else []))):
+        session.report.warn(f"the best {criterion} is at a bound: the data leave this number open")
 
 
-def _optimum(
-    session: Session, names: list[str], start: list[float], noise: float, free: list[bool], free_noise: bool
-) -> Optimum:
-    with session.timed("marglik"):
-        evidence = _evidence(session, names)
-        found = maximise(evidence, start, noise, free, free_noise)
+def _subnet(session: Session, wanted: list[Choice]) -> Tensor | None:
+    """The one sub-network that the numbers are for; None for the full posterior."""
+    subnets = [choice for choice in wanted if choice.call.selects]
+    if session.settings.full != "none" or len(subnets) != 1 or subnets[0].call.own_code:
+        return None
+    (choice,) = subnets
+    return None if choice.retain is not None else first_selection(session, choice.call, _size(session, choice))
+
+
+def _size(session: Session, choice: Choice) -> int | None:
+    return actual_k(choice, session.layout.size)
+
+
+def _keep(session: Session, found: Settled) -> None:
     tensors = {
         "alphas": torch.tensor(found.alphas, dtype=torch.float64),
         "others": torch.tensor([found.sigma2, found.value, found.start_value], dtype=torch.float64),
     }
     write_artifact(session.open_folder().file(STEM), STEM, session.describe({}), tensors)
     session.artifacts[STEM] = str(session.open_folder().file(STEM))
-    return found
 
 
-def _reuse(session: Session) -> Optimum | None:
+def _reuse(session: Session) -> Settled | None:
     found = None if session.settings.force else session.open_folder().find(STEM, STEM)
     if found is None:
         return None
     session.report.note(f"reusing {STEM}")
     session.artifacts[STEM] = str(found.path)
     sigma2, value, start_value = found.tensor("others", (3,)).tolist()
-    return Optimum(tuple(found.tensor("alphas").tolist()), sigma2, value, start_value)
+    return Settled(tuple(found.tensor("alphas").tolist()), sigma2, value, start_value)
 
 
-def _evidence(session: Session, names: list[str]) -> Evidence:
+# --- by marginal likelihood ------------------------------------------------------------------------------
+
+
+def _evidence(session: Session, names: list[str], S: Tensor | None) -> Evidence:
     rows = len(session.split("train")) * session.n_outputs
-    needed = (len(names) + 2) * full_bytes(rows)
-    if needed > session.memory:
-        raise RunError(
-            f"the marginal likelihood of {len(names)} prior precisions over {rows} rows needs about "
-            f"{needed / 2**30:.1f} GiB, more than the {session.memory / 2**30:.1f} GiB allowed",
-            hint="use fewer training rows (splits.train.n), fewer groups, or raise --memory",
-        )
+    _require_room(session, len(names) + 2, rows)
     group_of = _group_of(session, names)
     theta = session.layout.flatten(session.model).double()
-    kernels = [_kernel(session, group_of == number) for number in range(len(names))]
+    inside = torch.ones_like(group_of, dtype=torch.bool)
+    if S is not None:
+        inside[:] = False
+        inside[S] = True
+    groups = [(group_of == number) & inside for number in range(len(names))]
+    root = None if session.task == "regression" else _root(session, 1.0)
+    kernels = [_kernel(session, group, root) for group in groups]
     if len(kernels) == 1:
         kernels = [torch.linalg.eigvalsh(kernels[0]).clamp(min=0.0)]
-    squares = [float(theta[group_of == number].square().sum()) for number in range(len(names))]
+    squares = [float(theta[group].square().sum()) for group in groups]
     f, targets = jacobian_of(session, "train").outputs, targets_of(session.split("train"), session.device)
     if targets is None:
         raise UserError("posterior: marglik needs the targets of the training rows")
     if session.task == "regression":
         return Evidence(kernels, squares, rows, float((targets - f).square().sum()))
-    log_p = log_probabilities(f, torch.zeros_like(f))
-    chosen = log_p.gather(1, targets.unsqueeze(1))
+    chosen = log_probabilities(f, torch.zeros_like(f)).gather(1, targets.unsqueeze(1))
     return Evidence(kernels, squares, rows, None, float(chosen.sum()))
 
 
@@ -115,13 +170,60 @@ def _group_of(session: Session, names: list[str]) -> Tensor:
     return groups
 
 
-def _kernel(session: Session, inside: Tensor) -> Tensor:
-    """Gram matrix of the training rows over these parameters; weighted by the output Hessian in classification."""
-    jacobian = jacobian_of(session, "train")
+def _kernel(session: Session, inside: Tensor, root: Tensor | None, other: str | None = None) -> Tensor:
+    """Gram matrix of the training rows with themselves, or of another split with them, over these parameters."""
+    train = jacobian_of(session, "train")
+    left = train if other is None else jacobian_of(session, other)
     # A prior of infinite precision leaves a parameter out.
     prior = torch.where(inside, 1.0, torch.inf).to(torch.float64)
-    K = gram(jacobian, jacobian, prior, session.memory, session.report.progress)
-    if session.task == "regression":
-        return K
-    root = load(LIKELIHOODS[session.task])(jacobian.outputs, 1.0)
-    return weigh_columns(weigh_columns(K, root, in_place=True).T.contiguous(), root, in_place=True)
+    K = gram(left, train, prior, session.memory, session.report.progress)
+    if root is not None:
+        K = weigh_columns(K, root, in_place=True)
+        K = K if other is not None else weigh_columns(K.T.contiguous(), root, in_place=True)
+    return K
+
+
+def _root(session: Session, sigma2: float) -> Tensor:
+    return load(LIKELIHOODS[session.task])(jacobian_of(session, "train").outputs, sigma2)
+
+
+def _require_room(session: Session, matrices: int, rows: int) -> None:
+    needed = matrices * full_bytes(rows)
+    if needed > session.memory:
+        raise RunError(
+            f"tuning over {rows} training rows needs about {needed / 2**30:.1f} GiB, more than the "
+            f"{session.memory / 2**30:.1f} GiB allowed",
+            hint="use fewer training rows (splits.train.n), fewer groups, or raise --memory",
+        )
+
+
+# --- by predictions --------------------------------------------------------------------------------------
+
+
+def _by_nll(session: Session, S: Tensor | None, sigma2: float) -> Settled:
+    """The one prior precision whose posterior predicts the validation rows best."""
+    _require_room(session, 3, len(session.split("train")) * session.n_outputs)
+    validation = jacobian_of(session, "validation")
+    targets = targets_of(session.split("validation"), session.device)
+    if targets is None:
+        raise UserError("posterior.prior_precision: the validation rows have no targets to tune on")
+    inside = torch.ones(session.layout.size, dtype=torch.bool, device=session.device)
+    if S is not None:
+        inside[:] = False
+        inside[S] = True
+    root = _root(session, sigma2)
+    K, cross = _kernel(session, inside, root), _kernel(session, inside, root, "validation").T
+    if S is None:
+        norms = row_norms(validation, torch.ones_like(session.prior), session.memory)
+    else:
+        norms = torch.cat([chunk.square_().sum(0) for _, chunk in column_chunks(validation, S, session.memory)])
+    spectrum = Spectrum.of(K, cross, norms)
+    noise = sigma2 if session.task == "regression" else None
+    known = Predictive(session.task, validation.outputs, noise, targets, oracle=None, std_full=None)
+
+    def nll(alpha: float) -> float:
+        found = score(spectrum.variance(alpha).reshape(known.f.shape).sqrt(), known).values["nll"]
+        return float("inf") if found is None else found
+
+    alpha, value = minimise(nll)
+    return Settled((alpha,), sigma2, value, nll(1.0))

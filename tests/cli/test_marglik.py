@@ -1,4 +1,4 @@
-"""`marglik` in the spec: what is found is the optimum, is said, is kept, and is what everything then rests on."""
+"""`marglik` and `tune` in the spec: the optimum is found, said and kept, and everything then rests on it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ import pytest
 import reference
 import torch
 from cli.cli_tools import Project, Tool, refused
+from safetensors.torch import load_file
 
 TASKS = pytest.mark.parametrize("task", ["regression", "binary", "multiclass"])
 
 
-def evidence(project: Project, prior: dict[str, float], sigma2: float) -> float:
-    """The Laplace evidence of all parameters, dense."""
+def evidence(project: Project, prior: dict[str, float], sigma2: float, S: list[int] | None = None) -> float:
+    """The Laplace evidence of all parameters, or of those in S, dense."""
     model = project.model.double()
     x, y = (t[:22] for t in project.tensors())
     f, J = reference.jacobian(model, x, 22)
     H = reference.output_hessian(project.task, f, sigma2)
     theta = torch.cat([q.detach().flatten() for q in model.parameters()])
     v = torch.cat([torch.full((q.numel(),), prior.get(n, prior["*"])).double() for n, q in model.named_parameters()])
-    omega = reference.precision(J, H, v)
+    chosen = torch.arange(len(theta)) if S is None else torch.tensor(S)
+    omega = reference.precision(J, H, v)[chosen][:, chosen]
+    theta, v = theta[chosen], v[chosen]
     if project.task == "regression":
         fit = -0.5 * ((y - f).square() / sigma2 + math.log(2 * math.pi * sigma2)).sum()
     elif project.task == "binary":
@@ -86,3 +89,60 @@ def test_one_number_given_and_one_left(tool: Tool, tmp_path: Path) -> None:
     project = Project(tmp_path / "q", task="binary")
     path = project.save(project.changed(posterior={"noise_variance": "marglik"}), "no.yaml")
     refused(tool("evaluate", "--spec", path, cwd=project.folder), "only for task regression")
+
+
+def test_a_sub_network_alone_has_its_own(tool: Tool, tmp_path: Path) -> None:
+    project = Project(tmp_path / "p")
+    project.use(posterior={"prior_precision": "marglik", "noise_variance": "marglik"})
+    full = run(tool, project)["tuned"]
+    result = run(tool, project, "--full", "none")
+    tuned = result["tuned"]
+    assert "of the sub-network" in tuned["by"]
+    assert "of the full posterior" in full["by"]
+    assert tuned["prior_precision"] != full["prior_precision"]
+    path = next(Path(path) for name, path in result["artifacts"].items() if name.startswith("indices-"))
+    S = load_file(path)["indices"].tolist()
+    alpha, sigma2 = tuned["prior_precision"], tuned["noise_variance"]
+    best = evidence(project, {"*": alpha}, sigma2, S)
+    assert tuned["log_evidence"] == pytest.approx(best, rel=1e-7)
+    for factor in (0.9, 1.1, 3.0):
+        assert evidence(project, {"*": alpha * factor}, sigma2, S) <= best + 1e-9
+        assert evidence(project, {"*": alpha}, sigma2 * factor, S) <= best + 1e-9
+    other = run(tool, project, "--full", "none", "--method", "last-k")["tuned"]
+    assert other["prior_precision"] != alpha
+
+
+@TASKS
+@pytest.mark.parametrize("words", [[], ["--full", "none"]], ids=["full", "sub-network"])
+def test_tuning_on_validation_rows_beats_a_grid(tool: Tool, tmp_path: Path, task: str, words: list[str]) -> None:
+    """The rows that are tuned on, given as the test rows of other runs: no prior near or far predicts them better."""
+    project = Project(tmp_path / "p", task=task, outputs=3 if task == "multiclass" else 1)
+    noise = {"noise_variance": 0.7} if task == "regression" else {}
+    splits = {"train": {"rows": "0:14"}, "validation": {"rows": "14:22"}, "test": {"rows": "22:"}}
+    data = {**project.spec["data"], "splits": splits}
+    project.use(data=data, posterior={"prior_precision": {"tune": "nll", "split": "validation"}, **noise})
+    tuned = run(tool, project, *words)["tuned"]
+    assert "nll on the validation rows" in tuned["by"]
+    assert tuned["nll"] <= tuned["start"]["nll"]
+    there = {**splits, "test": {"rows": "14:22"}}
+
+    def nll(alpha: float) -> float:
+        project.use(data={**data, "splits": there}, posterior={"prior_precision": alpha, **noise})
+        method = ["--method", "gradient" if words else "full"]
+        tested = tool(
+            "evaluate", *method, *(["--k", "10"] if words else []), "--dtype", "float64", "--json", cwd=project.folder
+        )
+        return tested.json()["rows"][0]["nll"]
+
+    best = nll(tuned["prior_precision"])
+    assert tuned["nll"] == pytest.approx(best, rel=1e-7)
+    for factor in (1e-3, 0.5, 0.97, 1.03, 2.0, 1e3):
+        alpha = tuned["prior_precision"] * factor
+        if tuned["bounds"][0] <= alpha <= tuned["bounds"][1]:
+            assert nll(alpha) >= best - 1e-9
+
+
+def test_tuning_needs_its_split(tool: Tool, tmp_path: Path) -> None:
+    project = Project(tmp_path / "p")
+    path = project.save(project.changed(posterior={"prior_precision": {"tune": "nll"}}), "no.yaml")
+    refused(tool("evaluate", "--spec", path, cwd=project.folder), "validation")

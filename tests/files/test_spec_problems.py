@@ -167,10 +167,6 @@ def test_classes(tmp_path: Path, classes: str) -> None:
 
 NOT_BUILT = [
     ("gate: {w2: {max: 1}}", "9:1: gate: gate"),
-    (
-        "posterior: {prior_precision: {tune: x}}",
-        "9:30: posterior.prior_precision: tuning the prior precision on a validation split",
-    ),
 ]
 
 

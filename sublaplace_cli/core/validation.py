@@ -1,0 +1,52 @@
+"""One prior precision by what it predicts: the variances of other rows for every α from one eigendecomposition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LEAST, MOST = 1e-6, 1e6
+GRID = 61
+REFINEMENTS = 40
+GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Training rows and other rows as α sees them, for a prior of α on every parameter."""
+
+    eigenvalues: Tensor  # λ of A Aᵀ (n,)
+    shares: Tensor  # squared parts of A Jᵀ in its eigenvectors (n, M·C)
+    norms: Tensor  # ‖g‖² (M·C,)
+
+    @classmethod
+    def of(cls, K: Tensor, cross: Tensor, norms: Tensor) -> Spectrum:
+        """From A Aᵀ, A Jᵀ and ‖g‖², all for a prior of 1."""
+        values, vectors = torch.linalg.eigh(K)
+        return cls(values.clamp(min=0.0), (vectors.T @ cross).square_(), norms)
+
+    def variance(self, alpha: float) -> Tensor:
+        """gᵀ(AᵀA + αI)⁻¹g (M·C,)."""
+        explained = (self.shares / (self.eigenvalues + alpha).unsqueeze(1)).sum(0)
+        return ((self.norms - explained) / alpha).clamp(min=0.0)
+
+
+def minimise(loss: Callable[[float], float]) -> tuple[float, float]:
+    """(α, loss) of the least loss over the allowed range: a grid in log α, then the best interval refined."""
+    side = torch.linspace(math.log(LEAST), math.log(MOST), GRID, dtype=torch.float64).tolist()
+    losses = [loss(math.exp(x)) for x in side]
+    best = min(range(GRID), key=losses.__getitem__)
+    low, high = side[max(0, best - 1)], side[min(GRID - 1, best + 1)]
+    for _ in range(REFINEMENTS):
+        first, second = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+        if loss(math.exp(first)) <= loss(math.exp(second)):
+            high = second
+        else:
+            low = first
+    refined = math.exp((low + high) / 2)
+    found = loss(refined)
+    return (refined, found) if found <= losses[best] else (math.exp(side[best]), losses[best])

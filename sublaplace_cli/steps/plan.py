@@ -8,6 +8,7 @@ from ..core.blocks import PANEL
 from ..core.fitting import full_bytes, natural_form, subnet_bytes
 from ..core.jacobian import MOST_TILE_BYTES, TILE_SHARE
 from ..core.precision import GRAM_TILE_BYTES
+from ..core.selectors.greedy import first_width
 from ..device import peak_memory
 from ..files.run_folder import file_stem
 from .full import FULL, variant
@@ -79,11 +80,23 @@ def _peak(session: Session, command: str, wanted: list[Choice]) -> int:
     stages = [_passes(session), _tiles(session, MOST_TILE_BYTES)]
     if command in ("fit", "evaluate"):
         stages += [_subnet(session, rows, k) for choice in wanted if (k := actual_k(choice, p)) is not None]
+    if command != "jacobians":
+        stages += [_greedy(session, rows, k) for choice in wanted if (k := _greedy_k(choice, p)) is not None]
     if _needs_full(session, command, wanted):
         test = len(session.split("test")) * session.n_outputs if command == "evaluate" else 0
         # The Gram matrix with its tiles, then the cross Gram and what the solve makes of it.
         stages.append(full_bytes(rows) + 8 * 2 * rows * test + 2 * _tiles(session, GRAM_TILE_BYTES))
     return peak_memory() + held + 8 * 3 * p + max(stages)
+
+
+def _greedy_k(choice: Choice, p: int) -> int | None:
+    return actual_k(choice, p) if choice.call.name == "greedy" else None
+
+
+def _greedy(session: Session, rows: int, k: int) -> int:
+    """The columns that it looks at, and its own matrices."""
+    columns = min(8 * rows * min(first_width(k), session.layout.size), session.memory // TILE_SHARE)
+    return 2 * columns + 8 * 3 * min(rows, 2 * k) ** 2
 
 
 def _passes(session: Session) -> int:

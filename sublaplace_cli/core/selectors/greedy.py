@@ -48,6 +48,11 @@ def pool_size(pool: str, k: int, p: int) -> int:
     return min(size, p)
 
 
+def first_width(k: int) -> int:
+    """Columns that are fetched at the start, if there is room for them."""
+    return max(2 * SWEEP, 4 * k)
+
+
 class _Search:
     """State of one run; values are d_j / v_j throughout, i.e. everything in the prior's metric."""
 
@@ -61,11 +66,14 @@ class _Search:
         self.schur: _PrimalSchur | _DualSchur = (
             _PrimalSchur() if 2 * k <= precision.n_rows else _DualSchur(precision.n_rows, bounds)
         )
-        self.cache = _ColumnCache(precision, candidates, first=max(2 * SWEEP, 4 * k))
+        self.cache = _ColumnCache(precision, candidates, first_width(k))
 
     def run(self) -> tuple[Tensor, Tensor]:
-        while len(self.chosen) < self.k:
-            self._panel()
+        with self.cache.precision.watch("greedy: parameters chosen", self.k) as progress:
+            while len(self.chosen) < self.k:
+                before = len(self.chosen)
+                self._panel()
+                progress.advance(len(self.chosen) - before)
         positions = torch.tensor(self.chosen, device=self.bounds.device)
         return self.candidates[positions], torch.tensor(self.pivots, dtype=torch.float64, device=self.bounds.device)
 

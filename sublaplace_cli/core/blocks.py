@@ -129,6 +129,8 @@ class DenseBlock:
 
     def _panel_squares(self, cut: slice, W: Tensor | None) -> Tensor:
         J = self.values[:, :, cut].double()  # (m, C, panel)
+        if W is not None and W.shape[1] == 1:  # one output: its weight can wait until after the square
+            return W.flatten().square() @ J[:, 0].square()
         A = J if W is None else weighted(J, W)
         return A.square().sum(dim=(0, 1))
 

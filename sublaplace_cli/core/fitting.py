@@ -86,7 +86,9 @@ def _dual_columns(precision: Precision, S: Tensor) -> Tensor:
 def _fit_primal(
     precision: Precision, S: Tensor, ks: Sequence[int], columns: Tensor | None = None
 ) -> list[SubnetPosterior]:
-    _require_room(precision, subnet_bytes(len(S), precision.n_rows, "primal"), f"a posterior over {len(S)} parameters")
+    rows = precision.n_rows
+    what = f"a posterior over {len(S)} parameters with {rows} rows"
+    _require_room(precision, subnet_bytes(len(S), rows, "primal"), what)
     v = precision.prior[S]
     L, conditions = _primal_factor(precision, S, ks, columns)
 

@@ -66,17 +66,16 @@ class Fitted:
 
 
 def posteriors_of(session: Session, path: Sequence[Chosen]) -> list[Fitted]:
-    """Posteriors over selections each of which begins the next longer one: read back, or fitted together and kept."""
+    """Posteriors over selections each of which begins the next one: read back, or fitted together and kept."""
     found = {chosen.k: done for chosen in path if (done := _reuse(session, chosen)) is not None}
-    missing = [chosen for chosen in path if chosen.k not in found]
-    if missing:
-        longest = max(missing, key=lambda chosen: chosen.k).indices
+    if len(found) < len(path):  # all of them, even if one is missing: then its bits are those of an undisturbed run
         with session.timed("fit"):
-            made = fit_path(precision_of(session), longest, [chosen.k for chosen in missing])
-        for chosen, posterior in zip(missing, made, strict=True):
-            found[chosen.k] = Fitted(posterior, rescale_of(session, posterior))
-            with session.timed("fit"):
-                _keep(session, chosen, found[chosen.k])
+            made = fit_path(precision_of(session), path[-1].indices, [chosen.k for chosen in path])
+        for chosen, posterior in zip(path, made, strict=True):
+            if chosen.k not in found:
+                found[chosen.k] = Fitted(posterior, rescale_of(session, posterior))
+                with session.timed("fit"):
+                    _keep(session, chosen, found[chosen.k])
     return [found[chosen.k] for chosen in path]
 
 
@@ -136,7 +135,7 @@ def read_fitted(session: Session, found: Artifact) -> Fitted:
         indices=indices,
         prior=found.tensor("prior", (k,)).to(session.device),
         form=found.meta["form"],
-        factor=found.tensor("factor", (side, side)).to(session.device),
+        factor=found.tensor("factor", (side, side)).to(session.device).T.contiguous().T,  # laid out as when fitted
         columns=found.tensor("columns", (k, rows)).to(session.device) if dual else None,
         condition=found.meta["condition"],
         count_freedom=lambda: found.meta["freedom"],

@@ -32,6 +32,7 @@ def full_posterior_of(session: Session) -> FullPosterior:
             session.report.note(f"reusing {stem}")
             session.artifacts[stem] = str(found.path)
             factor = found.tensor("factor", (precision.n_rows, precision.n_rows)).to(session.device)
+            factor = factor.T.contiguous().T  # laid out as when it was fitted
             full = FullPosterior(precision, factor, found.meta["condition"], lambda: found.meta["freedom"])
         else:
             with session.timed("full"):

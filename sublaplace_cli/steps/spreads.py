@@ -82,8 +82,11 @@ def _subnets(session: Session, selections: list[Chosen]) -> dict[str, Spread]:
     if session.settings.samples is None:  # draws are not kept
         found = {chosen.digest: _reuse_subnet(session, chosen) for chosen in selections}
         spreads = {digest: spread for digest, spread in found.items() if spread is not None}
-    missing = [chosen for chosen in selections if chosen.digest not in spreads]
-    for path in _paths(missing):
+    for path in _paths(selections):
+        # All of a path or none of it: then the bits do not depend on where an earlier run was cut off.
+        missing = [chosen.digest for chosen in path if chosen.digest not in spreads]
+        if not missing:
+            continue
         fitted = posteriors_of(session, path)
         posteriors = [q.posterior for q in fitted]
         same_order = all(torch.equal(q.indices, posteriors[-1].indices[: len(q.indices)]) for q in posteriors)
@@ -92,6 +95,8 @@ def _subnets(session: Session, selections: list[Chosen]) -> dict[str, Spread]:
             test = jacobian_of(session, "test")
             variances = [v for group in groups for v in path_variances(group, test, session.memory)]
         for chosen, q, variance in zip(path, fitted, variances, strict=True):
+            if chosen.digest not in missing:
+                continue
             if q.rescale.b:
                 norms = squared_norms(session, "test")
                 outside = outside_norms(test, norms, q.posterior.indices, session.prior, session.memory)

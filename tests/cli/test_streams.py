@@ -142,7 +142,7 @@ def test_on_a_terminal(project: Project) -> None:
     assert "\t" not in out
     assert "Jacobian of the train rows" in err
     assert "Jacobian" not in out
-    assert "greedy" not in err
+    assert "w2_relative" not in err
     code, out, err = on_terminal((*CHOICE, "--force"), project.folder, {"NO_COLOR": "1"}, 80)
     assert code == 0
     assert not any(f"\x1b[{n}" in out + err for n in (*range(30, 50), "1;3", "38;5", "38;2")), "NO_COLOR"

@@ -61,10 +61,7 @@ class Optimum:
     sigma2: float
     value: float
     start_value: float
-
-    @property
-    def at_a_bound(self) -> bool:
-        return any(not LEAST * 1.01 < x < MOST / 1.01 for x in (*self.alphas, self.sigma2))
+    at_a_bound: bool  # one of the free ones
 
 
 def maximise(
@@ -83,10 +80,11 @@ def maximise(
     better = _best_of_grid(value, x)
     if float(value(better)) > float(value(x)) + 1e-9 * abs(float(value(x))):  # never yet seen: it is concave
         x = _climb(value, better)
-    found = (
-        start.clone().masked_scatter(free, x.clamp(math.log(LEAST), math.log(MOST))).exp().clamp(LEAST, MOST).tolist()
-    )
-    return Optimum(tuple(found[:-1]), found[-1], float(value(x)), float(value(start[free])))
+    best = torch.tensor([*alphas, sigma2], dtype=torch.float64)
+    best = best.masked_scatter(free, x.exp().clamp(LEAST, MOST))
+    found, freed = best.tolist(), best[free].tolist()
+    at_a_bound = any(not LEAST * 1.01 < number < MOST / 1.01 for number in freed)
+    return Optimum(tuple(found[:-1]), found[-1], float(value(x)), float(value(start[free])), at_a_bound)
 
 
 def _climb(value: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:

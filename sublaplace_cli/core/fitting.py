@@ -45,6 +45,10 @@ def fit_path(precision: Precision, S: Tensor, ks: Sequence[int]) -> list[SubnetP
         return [fit_subnet(precision, S[: ks[0]])]
     small = sorted({k for k in ks if natural_form(k, precision.n_rows) == "primal"})
     large = sorted({k for k in ks if natural_form(k, precision.n_rows) == "dual"})
+    if len(large) > 1:
+        needed = subnet_bytes(large[-1], precision.n_rows, "dual") + len(large) * full_bytes(precision.n_rows)
+        if needed > precision.memory:  # each keeps a factor of its own: no room for all of them at once
+            return [posterior for k in ks for posterior in fit_path(precision, S, [k])]
     A = _dual_columns(precision, S[: large[-1]]) if large else None
     made = _fit_primal(precision, S[: small[-1]], small, A) if small else []
     made += _fit_dual(precision, S[: large[-1]], large, A) if large else []

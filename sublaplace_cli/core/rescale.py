@@ -22,6 +22,7 @@ from .precision import Precision, column_chunks, row_norms
 Kind = Literal["none", "scale", "hybrid"]
 KINDS: tuple[Kind, ...] = ("none", "scale", "hybrid")
 SMALL = 1e-6  # share of a row in its own variance below which 1 − M has lost six digits
+ROUNDING = 1e-12  # share of ‖g‖² below which what is outside of S is nothing
 DIRECTIONS = 129  # of hybrid's two numbers, looked at before the best one is refined
 REFINEMENTS = 40
 
@@ -103,7 +104,8 @@ def outside_norms(rows: Jacobian, norms: Tensor, S: Tensor, prior: Tensor, memor
     """‖g outside S‖² in the metric V⁻¹ of these rows (M·C,), given their ‖g‖²."""
     scale = prior[S].rsqrt().unsqueeze(1)
     inside = [chunk.mul_(scale).square_().sum(0) for _, chunk in column_chunks(rows, S, memory)]
-    return (norms - torch.cat(inside)).clamp(min=0.0)
+    outside = norms - torch.cat(inside)
+    return torch.where(outside > ROUNDING * norms, outside, torch.zeros_like(outside))
 
 
 def fit_scale(full: Tensor, own: Tensor) -> float | None:

@@ -266,7 +266,7 @@ def _preparations(
 ) -> dict[str, Preparation]:
     mode = _mode(data, "input")
     transforms = list(data.transforms or ())
-    if mode == "none" and not transforms:
+    if mode == "none" and not transforms and (scales is None or scales.input is None):
         return dict.fromkeys(chosen, Preparation())
     arrays = {origin: _single_array(part) for origin, part in chosen.items()}
     compiled = {origin: compile_steps(transforms, array.shape[1:]) for origin, array in arrays.items()}

@@ -36,7 +36,8 @@ def run_command(command: str, settings: Settings, report: Reporter, render: Rend
         evaluate.check_bracket(session, wanted)
         if settings.dry_run:
             return plan(session, command, wanted)
-        tune(session, wanted)
+        if command != "jacobians" or settings.scores_only or settings.split == "all":
+            tune(session, wanted)
         result = {"schema": 1, **_run(command, session, render)}
         if command != "evaluate":
             result["artifacts"] = dict(sorted(session.artifacts.items()))

@@ -23,8 +23,10 @@ def require_ensemble(session: Session) -> None:
 
 def ensemble_spread(session: Session) -> tuple[Tensor, Tensor]:
     """Mean and unbiased variance over the networks, at every test row and output (M, C)."""
-    members = torch.stack([_outputs(session, path) for path in _checkpoints(session)])
-    return members.mean(0), members.var(0, correction=1)
+    if "ensemble" not in session.kept:
+        members = torch.stack([_outputs(session, path) for path in _checkpoints(session)])
+        session.kept["ensemble"] = members.mean(0), members.var(0, correction=1)
+    return session.kept["ensemble"]
 
 
 def _checkpoints(session: Session) -> list[str]:
@@ -40,7 +42,7 @@ def _outputs(session: Session, value: str) -> Tensor:
         model_spec.weights,
         model_spec.wrap,
         resolve=lambda path, field: session.spec.resolve(path, field, session.settings.allow_outside),
-        field="ensemble",
+        field="model",
         allow_code=session.settings.allow_code,
         spec_folder=session.spec.folder,
         memory=session.memory,

@@ -11,6 +11,7 @@ from ..core.bracket import Bracket, bracket
 from ..core.metrics import Predictive, Scores, score
 from ..core.theorem import require_not_larger
 from ..errors import UserError
+from .ensemble import ensemble_spread
 from .full import FULL, ipv
 from .inputs import targets_of
 from .jacobians import noise_variance, outputs_of, precision_of
@@ -44,6 +45,8 @@ def run(session: Session) -> Evaluation:
     """Everything that is missing is made on the way; returns the result of section 5 of the contract."""
     wanted = choices(session.settings)
     oracle = oracle_outputs(session)  # first: a wrong oracle should not cost a run
+    if any(choice.call.name == "ensemble" for choice in wanted):
+        ensemble_spread(session)  # nor a wrong member
     if session.settings.full == "exact" or any(choice.call.name != MAP for choice in wanted):
         f = jacobian_of(session, "test").outputs
     else:

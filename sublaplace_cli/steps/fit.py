@@ -36,6 +36,8 @@ def run(session: Session) -> dict[str, Any]:
     else:
         choice = single_choice(settings, "fit")
         if choice.call.name == FULL:
+            if settings.rescale not in (None, "none"):
+                raise UserError("--rescale is for sub-networks: the full posterior leaves nothing out")
             full = full_posterior_of(session)
             return _result(session, FULL, session.layout.size, full)
         require_selector(choice.call, "fit")

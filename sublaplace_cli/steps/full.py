@@ -58,7 +58,9 @@ def store_posterior(
         session.report.note(f"{stem} is larger than --max-artifact or the free disk allow: not stored")
         return
     path = session.open_folder().file(stem)
-    numbers = {"noise_variance": noise_variance(session), "prior_precision": session.prior_precision}
+    prior = session.prior_precision
+    ordered = list(prior.items()) if isinstance(prior, dict) else prior  # the first match counts
+    numbers = {"noise_variance": noise_variance(session), "prior_precision": ordered}
     meta = session.describe(inputs, **numbers, **more)
     write_artifact(path, "posterior", meta, tensors)
     session.artifacts[stem] = str(path)

@@ -55,6 +55,9 @@ def identity_of(
     described = spec.spec.model_dump(mode="json", by_alias=True)
     if described["model"].get("weights"):
         described["model"]["weights"].pop("path", None)  # its contents count, not its name
+    prior = spec.spec.posterior.prior_precision
+    if isinstance(prior, dict):
+        described["posterior"]["prior_precision"] = list(prior.items())  # in order: the first match counts
     return {
         "weights": digest_of_files(list(network.files)),
         "data": digest_of_files(data, spec.folder),

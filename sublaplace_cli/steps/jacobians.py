@@ -112,7 +112,8 @@ def scores_of(session: Session) -> Scores:
     return session.kept["scores"]
 
 
-def _make_scores(session: Session) -> None:
+def score_and_diagonal(session: Session) -> tuple[Tensor, Tensor]:
+    """The score that methods rank by, and diag(Ω) − V; neither is kept."""
     weighted = session.settings.score == "weighted"
     data_diagonal = _squares(session, "train", True)
     reference = session.reference
@@ -120,7 +121,12 @@ def _make_scores(session: Session) -> None:
         score = data_diagonal if reference == "train" else _squares(session, reference, True)
     else:  # Algorithm 1 to the letter: a mean, without the output Hessian
         score = _squares(session, reference, False) / len(session.split(reference))
-    meta = session.describe({}, score=session.settings.score, reference=reference)
+    return score, data_diagonal
+
+
+def _make_scores(session: Session) -> None:
+    score, data_diagonal = score_and_diagonal(session)
+    meta = session.describe({}, score=session.settings.score, reference=session.reference)
     tensors = {"score": score, "diagonal": data_diagonal + session.prior}
     write_artifact(session.open_folder().file("scores"), "scores", meta, tensors)
 

@@ -87,7 +87,7 @@ def _make(session: Session, name: str) -> Jacobian:
     finally:
         if writer is not None:
             writer.close()
-    if totals is not None:
+    if totals is not None and not resumed:  # after a resumption it has seen only some of the rows
         session.kept[f"totals-{name}"] = totals.sums
     if writer is not None:
         session.artifacts[f"jacobians-{name}"] = str(writer.path)

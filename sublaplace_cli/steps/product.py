@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.jacobian import TILE_SHARE
 from ..core.metrics import Predictive, score
 from ..core.posterior import SubnetPosterior
 from ..core.precision import columns_of_blocks
@@ -30,9 +31,11 @@ from .spreads import Spread, rescaled_draws
 def open_posterior(settings: Settings) -> Artifact:
     """The posterior that the option names, of a kind that can stand alone."""
     assert settings.posterior is not None, "the caller has looked"
-    for option, given in (("--method", settings.method), ("--k", settings.k), ("--rescale", settings.rescale)):
-        if given is not None:
-            raise UserError(f"--posterior already says what {option} would: leave {option} out")
+    usual = Settings()
+    for name in ("method", "k", "rescale", "retain", "pool", "score", "reference", "full", "full_rows"):
+        if getattr(settings, name) != getattr(usual, name):
+            option = "--" + name.replace("_", "-")
+            raise UserError(f"--posterior leaves nothing for {option} to change: leave {option} out")
     found = open_artifact(settings.posterior, "posterior")
     if found.meta["method"] == FULL:
         raise UserError(
@@ -65,13 +68,30 @@ def check_posterior(session: Session, found: Artifact) -> None:
     if found.meta["spec"]["task"] != session.task:
         raise UserError(f"{where}: its task is {found.meta['spec']['task']}, that of the spec is {session.task}")
 
+    spec, fitted_with = session.spec.spec.model_dump(mode="json", by_alias=True), found.meta["spec"]
+    for part, mine, theirs in (
+        ("model.build", spec["model"]["build"], fitted_with["model"]["build"]),
+        ("model.wrap", spec["model"].get("wrap"), fitted_with["model"].get("wrap")),
+        ("data.transforms", spec["data"].get("transforms"), fitted_with["data"].get("transforms")),
+        ("data.standardise", spec["data"].get("standardise"), fitted_with["data"].get("standardise")),
+    ):
+        if mine != theirs:
+            raise UserError(f"{where}: it was fitted with another {part} than that of the spec: {theirs}")
+
+
+def _prior(found: Artifact) -> Any:
+    """The prior precision that it was fitted with: one number, or by glob in their order."""
+    given = found.meta["prior_precision"]
+    return dict(given) if isinstance(given, list) else given
+
 
 def run(session: Session, found: Artifact) -> Evaluation:
     """One row of results, from the posterior and the test rows."""
     check_posterior(session, found)
     oracle = oracle_outputs(session)
     fitted = read_fitted(session, found)
-    prior = prior_vector(found.meta["prior_precision"], session.layout, found.path)
+    given = _prior(found)
+    prior = prior_vector(given, session.layout, found.path)
     f, variance, samples = _predict(session, fitted, prior.to(session.device))
     spread = Spread(
         method=found.meta["method"],
@@ -100,7 +120,7 @@ def run(session: Session, found: Artifact) -> Evaluation:
         "n_params": session.layout.size,
         "n_outputs": session.n_outputs,
         "noise_variance": found.meta["noise_variance"],
-        "prior_precision": found.meta["prior_precision"],
+        "prior_precision": given,
         "device": str(session.device),
         "workers": 1,
         "full": None,
@@ -137,7 +157,9 @@ def _rows(
     session: Session, posterior: SubnetPosterior, rescale: Rescale, prior: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """(f (m, C), J_Sᵀ (k, m·C), ‖g outside S‖² (m·C,)) of every pass over the test rows."""
-    total, step = len(session.split("test")), session.capture.rows_per_pass
+    total, k = len(session.split("test")), len(posterior.indices)
+    room = session.memory // TILE_SHARE // (16 * session.n_outputs * k)
+    step = max(1, min(session.capture.rows_per_pass, room))
     scale = posterior.prior.rsqrt().unsqueeze(1)
     with session.timed("predict"), session.report.progress("predictions of the test rows", total) as progress:
         for start in range(0, total, step):

@@ -13,6 +13,7 @@ DEFAULT_METHOD = "gradient"
 DEFAULT_K = 1000
 AUTO = "auto"
 DEFAULT_RETAIN = 0.9
+POOLED = ("greedy", "variance")  # methods that choose among the candidates of --pool
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,11 @@ def choices(settings: Settings) -> list[Choice]:
     ]
 
 
+def is_nested(call: MethodCall, pool: str) -> bool:
+    """Whether the choice for a small k begins that for a larger one; not where the pool grows with k."""
+    return call.nested and not (call.name in POOLED and pool in ("2k", "paper"))
+
+
 def _retain(settings: Settings, calls: list[MethodCall]) -> float | None:
     """The fraction that `--k auto` goes for; None for any other k."""
     if settings.k is None or settings.k.strip() != AUTO:
@@ -108,11 +114,11 @@ def _retain(settings: Settings, calls: list[MethodCall]) -> float | None:
             raise UserError("--retain goes with --k auto", hint="for example: --k auto --retain 0.9")
         return None
     for call in calls:
-        if call.takes_k and not (call.nested and not (call.name == "greedy" and settings.pool in ("2k", "paper"))):
+        if call.takes_k and not is_nested(call, settings.pool):
             raise UserError(
                 f"--k auto needs a method whose choice for a small k begins that for a larger one; {call.name} "
-                + (f"with --pool {settings.pool} is none" if call.name == "greedy" else "is none"),
-                hint="give k as a number" + (", or use --pool all" if call.name == "greedy" else ""),
+                + (f"with --pool {settings.pool} is none" if call.name in POOLED else "is none"),
+                hint="give k as a number" + (", or use --pool all" if call.name in POOLED else ""),
             )
     retain = DEFAULT_RETAIN if settings.retain is None else settings.retain
     if not 0 < retain <= 1:

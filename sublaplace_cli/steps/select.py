@@ -20,10 +20,10 @@ from ..files.imports import load_function
 from ..files.run_folder import file_stem
 from .ensemble import require_ensemble
 from .full import full_posterior_of
-from .jacobians import noise_variance, precision_of, scores_of
+from .jacobians import noise_variance, precision_of, score_and_diagonal, scores_of
 from .kfac import require_kfac
 from .passes import jacobian_of
-from .request import Choice, MethodCall, actual_k, single_choice
+from .request import POOLED, Choice, MethodCall, actual_k, is_nested, single_choice
 from .session import Session
 
 FIRST_LOOK = 256  # of --k auto: doubled until the path is long enough
@@ -63,7 +63,7 @@ def check_choice(session: Session, choice: Choice) -> None:
         require_match(session.layout, call.pattern)
     elif call.own_code:
         load_function(call.name, f"--method {call.name}", session.settings.allow_code, session.spec.folder)
-    elif call.name in ("greedy", "variance") and k is not None:
+    elif call.name in POOLED and k is not None:
         pool_size(session.settings.pool, k, session.layout.size)
     elif call.name == "kfac":
         require_kfac(session)
@@ -141,14 +141,21 @@ def _path(session: Session, call: MethodCall, fraction: float) -> tuple[Selectio
     freedom = full_posterior_of(session).freedom
     if freedom <= 0:
         raise UserError("--k auto: the data say nothing about this network's parameters (the full ipv is 0)")
-    k = min(FIRST_LOOK, p)
+    limit = min(p, int(session.settings.pool)) if _pooled(session, call) else p
+    k = min(FIRST_LOOK, limit)
     while True:
         path = _select(session, call, k)
         retained = path_gains(precision_of(session), path.indices).cumsum(0) / freedom
         if float(retained[-1]) >= fraction or k == p:
             break
+        if k == limit:
+            raise UserError(
+                f"--k auto: all {limit} candidates of --pool together retain only {float(retained[-1]):.4f} of the "
+                f"full network's ipv, less than --retain {fraction:g}",
+                hint="enlarge --pool, or lower --retain",
+            )
         session.report.note(f"{call.name}: k = {k} retains {float(retained[-1]):.4f}, looking further")
-        k = min(2 * k, p)
+        k = min(2 * k, limit)
     meta = session.describe(inputs, method=call.name, pool=session.settings.pool)
     tensors = {"indices": path.indices, "scores": path.values.double(), "retained": retained}
     write_artifact(session.open_folder().file(stem), "path", meta, tensors)
@@ -156,9 +163,12 @@ def _path(session: Session, call: MethodCall, fraction: float) -> tuple[Selectio
     return path, retained
 
 
+def _pooled(session: Session, call: MethodCall) -> bool:
+    return call.name in POOLED and session.settings.pool.isdigit()
+
+
 def _nested(session: Session, call: MethodCall) -> bool:
-    grows_with_k = call.name == "greedy" and session.settings.pool in ("2k", "paper")
-    return call.nested and not grows_with_k
+    return is_nested(call, session.settings.pool)
 
 
 def first_selection(session: Session, call: MethodCall, k: int | None) -> Tensor:
@@ -166,8 +176,7 @@ def first_selection(session: Session, call: MethodCall, k: int | None) -> Tensor
     jacobian = jacobian_of(session, "train")
     root = load(LIKELIHOODS[session.task])(jacobian.outputs, noise_variance(session) or 1.0)
     precision = Precision(jacobian, root, session.prior, session.memory, session.report.progress)
-    diagonal = precision.data_diagonal()
-    return _run_method(session, call, k, precision, diagonal, diagonal).indices
+    return _run_method(session, call, k, precision, *score_and_diagonal(session)).indices
 
 
 def _select(session: Session, call: MethodCall, k: int | None) -> Selection:

@@ -43,6 +43,7 @@ class Settled:
     sigma2: float
     value: float
     start_value: float
+    at_a_bound: bool
 
 
 def tune(session: Session, wanted: list[Choice]) -> None:
@@ -66,7 +67,7 @@ def tune(session: Session, wanted: list[Choice]) -> None:
             else:
                 evidence = _evidence(session, list(priors), S)
                 best = maximise(evidence, start, start_noise, free, noise == MARGLIK)
-                found = Settled(best.alphas, best.sigma2, best.value, best.start_value)
+                found = Settled(best.alphas, best.sigma2, best.value, best.start_value, best.at_a_bound)
         _keep(session, found)
     values = dict(zip(priors, found.alphas, strict=True))
     session.prior_precision = values if isinstance(asked, Mapping) else values[EVERYTHING]
@@ -99,7 +100,7 @@ def _say(session: Session, found: Settled, criterion: str, is_subnet: bool, star
         + ("" if sigma2 is None else f", noise variance {sigma2:.4g}")
         + f"; {criterion} {found.start_value:.6g} → {found.value:.6g}"
     )
-    if any(not bounds[0] * 1.01 < x < bounds[1] / 1.01 for x in (*found.alphas, *([sigma2] if sigma2 else []))):
+    if found.at_a_bound:
         session.report.warn(f"the best {criterion} is at a bound: the data leave this number open")
 
 
@@ -119,7 +120,9 @@ def _size(session: Session, choice: Choice) -> int | None:
 def _keep(session: Session, found: Settled) -> None:
     tensors = {
         "alphas": torch.tensor(found.alphas, dtype=torch.float64),
-        "others": torch.tensor([found.sigma2, found.value, found.start_value], dtype=torch.float64),
+        "others": torch.tensor(
+            [found.sigma2, found.value, found.start_value, float(found.at_a_bound)], dtype=torch.float64
+        ),
     }
     write_artifact(session.open_folder().file(STEM), STEM, session.describe({}), tensors)
     session.artifacts[STEM] = str(session.open_folder().file(STEM))
@@ -131,8 +134,8 @@ def _reuse(session: Session) -> Settled | None:
         return None
     session.report.note(f"reusing {STEM}")
     session.artifacts[STEM] = str(found.path)
-    sigma2, value, start_value = found.tensor("others", (3,)).tolist()
-    return Settled(tuple(found.tensor("alphas").tolist()), sigma2, value, start_value)
+    sigma2, value, start_value, at_a_bound = found.tensor("others", (4,)).tolist()
+    return Settled(tuple(found.tensor("alphas").tolist()), sigma2, value, start_value, bool(at_a_bound))
 
 
 # --- by marginal likelihood ------------------------------------------------------------------------------
@@ -226,4 +229,5 @@ def _by_nll(session: Session, S: Tensor | None, sigma2: float) -> Settled:
         return float("inf") if found is None else found
 
     alpha, value = minimise(nll)
-    return Settled((alpha,), sigma2, value, nll(1.0))
+    at_a_bound = not LEAST_TUNED * 1.01 < alpha < MOST_TUNED / 1.01
+    return Settled((alpha,), sigma2, value, nll(1.0), at_a_bound)

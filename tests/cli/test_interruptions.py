@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from cli.cli_tools import Project, Tool, call, contents, core, mlp, refused, save, start, strict, whole
+from safetensors.torch import load_file
 
 SLOW = """
 import os, signal, time
@@ -147,6 +149,35 @@ def test_kill_9_in_the_jacobian_pass_resumes(tool: Tool, slow: tuple[Project, Pa
         same_as_undisturbed(slow, tmp_path / "damaged", "damaged in between")
     else:
         refused(broken, "jacobians-train.safetensors", "--force")
+
+
+def test_scores_of_rows_that_are_neither_stored_nor_held_survive_a_kill(
+    tool: Tool, slow: tuple[Project, Path, dict], tmp_path: Path
+) -> None:
+    """They are summed during the pass: a resumed pass has seen only the rest of the rows."""
+    words = [
+        "select",
+        "--method",
+        "gradient",
+        "--k",
+        "3",
+        "--allow-code",
+        "slow",
+        "--max-artifact",
+        "1",
+        "--memory",
+        "100kB",
+    ]
+    tally = {"TALLY": str(tmp_path / "tally")}
+    assert tool(*words, "--run-dir", tmp_path / "whole", cwd=slow[0].folder, env=tally).code == 0
+    calls = int((tmp_path / "tally").read_text())
+    late = {"LONG_NAP_AT": str(calls - 200), "DIE_AT": str(calls - 100)}
+    assert tool(*words, "--run-dir", tmp_path / "r", cwd=slow[0].folder, env=late).code == -signal.SIGKILL
+    again = tool(*words, "--run-dir", tmp_path / "r", cwd=slow[0].folder)
+    assert again.code == 0, again.err
+    assert "going on with the Jacobian of the train rows at row" in again.err
+    whole_run, resumed = (load_file(tmp_path / name / "scores.safetensors") for name in ("whole", "r"))
+    assert torch.allclose(whole_run["score"], resumed["score"], rtol=1e-9)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

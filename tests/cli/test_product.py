@@ -99,7 +99,29 @@ def test_what_a_posterior_alone_cannot_do(tool: Tool, tmp_path: Path) -> None:
     refused(
         tool("evaluate", "--posterior", posterior, "--checkpoint", "other.safetensors", cwd=folder), "other weights"
     )
+    refused(tool("evaluate", "--posterior", posterior, "--full", "bracket", cwd=folder), "leave --full out")
+    refused(tool("fit", "--method", "full", "--rescale", "scale", cwd=folder), "--rescale is for sub-networks")
+    other = project.save(project.changed(data={**project.spec["data"], "standardise": {}}), "other.yaml")
+    refused(tool("evaluate", "--posterior", posterior, "--spec", other, cwd=folder), "another data.standardise")
+    build = {"arch": "mlp", "args": {"in": 3, "hidden": [8], "out": 1, "act": "relu"}}
+    other = project.save(project.changed(model={**project.spec["model"], "build": build}), "relu.yaml")
+    refused(tool("evaluate", "--posterior", posterior, "--spec", other, cwd=folder), "another model.build")
     damaged = bytearray(posterior.read_bytes())
     damaged[-5] ^= 1
     (folder / "damaged.safetensors").write_bytes(damaged)
     refused(tool("evaluate", "--posterior", folder / "damaged.safetensors", cwd=folder), "checksum")
+
+
+def test_priors_by_glob_keep_their_order(tool: Tool, tmp_path: Path) -> None:
+    """The first match counts: another order is another prior, in the run folder and in the file."""
+    results = {}
+    for name, prior in (("a", {"0.*": 50.0, "*": 1.0}), ("b", {"*": 1.0, "0.*": 50.0})):
+        project = Project(tmp_path / "p")
+        project.use(posterior={"prior_precision": prior})
+        words = ["--k", "1", "--rescale", "hybrid", "--dtype", "float64", "--json"]
+        run = tool("evaluate", *words, cwd=project.folder).json()
+        results[name] = run["rows"][0]["mean_std"]
+        posterior = run["artifacts"]["posterior-gradient-k1-hybrid"]
+        alone = tool("evaluate", "--posterior", posterior, "--dtype", "float64", "--json", cwd=project.folder).json()
+        assert alone["rows"][0]["mean_std"] == pytest.approx(results[name], rel=1e-9)
+    assert results["a"] != pytest.approx(results["b"], rel=1e-3)

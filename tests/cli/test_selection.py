@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cli.cli_tools import Project, Tool, contents, core, refused
+from safetensors.torch import load_file
 
 ROWS = ("w2", "mean_std", "ipv", "retained", "nll")
 
@@ -60,6 +61,7 @@ AUTO = [
     (["--k", "10", "--retain", "0.5"], "goes with --k auto"),
     (["--retain", "0.5"], "goes with --k auto"),
     (["--k", "auto", "--method", "greedy", "--pool", "2k"], "--pool"),
+    (["--k", "auto", "--method", "variance", "--pool", "paper"], "--pool"),
     (["--k", "auto", "--method", "neural-linear"], "takes no k"),
     (["--k", "auto,5"], "not a positive integer"),
     (["--rescale", "sacle"], "scale"),
@@ -132,3 +134,23 @@ def test_a_bracket_holds_the_exact_distance(tool: Tool, project: Project) -> Non
         assert known["w2"] <= row["w2_high"] * (1 + 1e-6)
     refused(tool("evaluate", "--full-rows", "8", cwd=project.folder), "--full bracket")
     refused(tool("evaluate", "--method", "norm", "--full", "bracket", cwd=project.folder), "sub-network")
+
+
+@pytest.mark.parametrize("method", ["greedy", "variance"])
+def test_a_pool_that_grows_with_k_gives_each_k_its_own_choice(tool: Tool, project: Project, method: str) -> None:
+    words = ["--method", method, "--pool", "2k", "--dtype", "float64"]
+    alone = tool("select", *words, "--k", "4", "--json", "--run-dir", "a", cwd=project.folder).json()
+    found = tool("evaluate", *words, "--k", "4,15", "--json", "--run-dir", "b", cwd=project.folder).json()
+    one, other = (load_file(Path(q["artifacts"][f"indices-{method}-k4"]))["indices"] for q in (alone, found))
+    assert one.tolist() == other.tolist()
+
+
+def test_a_pool_too_small_for_what_is_to_be_retained(tool: Tool, project: Project) -> None:
+    run = tool("select", "--method", "greedy", "--k", "auto", "--retain", "0.99999", "--pool", "9", cwd=project.folder)
+    refused(run, "all 9 candidates of --pool", "enlarge --pool")
+
+
+def test_nothing_outside_is_nothing_to_add(tool: Tool, project: Project) -> None:
+    (row,) = rows(tool, project, "--method", "gradient", "--k", str(project.size), "--rescale", "hybrid")
+    assert row["remainder"] == 0.0
+    assert row["rescale"] == pytest.approx(1.0, rel=1e-6)

@@ -75,6 +75,14 @@ def test_a_fixed_group_stays_and_a_start_far_off_does_not_matter():
     assert far.sigma2 == pytest.approx(best.sigma2, rel=1e-4)
 
 
+def test_a_fixed_number_beyond_the_bounds_is_left_alone():
+    _, _, _, evidence = parts(2)
+    best = maximise(evidence, [1e10, 1.0], 0.4, [False, True], False)
+    assert best.alphas[0] == 1e10
+    assert best.sigma2 == 0.4
+    assert not best.at_a_bound
+
+
 def test_weights_of_zero_leave_the_prior_at_its_bound():
     kernel = random_matrix(N, P) @ random_matrix(N, P).T
     nothing = Evidence([torch.linalg.eigvalsh(kernel).clamp(min=0)], [0.0], N, 1.0)

@@ -150,7 +150,9 @@ def _fit_dual(
 def fit_full(precision: Precision) -> FullPosterior:
     """Full linearized Laplace; nothing of size p × p exists."""
     rows = precision.n_rows
-    _require_room(precision, full_bytes(rows), f"the full posterior over {rows} rows", or_else=" or --full none")
+    _require_room(
+        precision, full_bytes(rows), f"the full posterior over {rows} rows", or_else=", or --full none or bracket"
+    )
     return FullPosterior(precision, *_factor_gram(precision.gram()))
 
 

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
 
+import torch
 from torch import Tensor, nn
 
 from ..core.kronecker import Factors, kronecker_freedom, kronecker_variance
@@ -26,8 +27,14 @@ def require_kfac(session: Session) -> None:
             "--method kfac needs a package that is not installed (curvlinops-for-pytorch)",
             hint="pip install 'sublaplace[kfac]'",
         )
-    if not isinstance(session.reader(session.split("train"), 0, 1), Tensor):
+    row = session.reader(session.split("train"), 0, 1)
+    if not isinstance(row, Tensor):
         raise UserError("--method kfac takes networks with one input tensor, this one has several")
+    with torch.no_grad():
+        if session.model(row).ndim != 2:
+            raise UserError("--method kfac takes networks that return (rows, outputs), this one returns (rows,)")
+    if not _supported(session)[0]:
+        raise UserError("--method kfac: the network has no nn.Linear or nn.Conv2d with parameters of its own")
 
 
 def kfac_spread(session: Session) -> tuple[Tensor, float]:
@@ -36,8 +43,6 @@ def kfac_spread(session: Session) -> tuple[Tensor, float]:
     if left:
         shown = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
         session.report.note(f"kfac: {shown} have no Kronecker factors and stay at their prior")
-    if not layers:
-        raise UserError("--method kfac: the network has no nn.Linear or nn.Conv2d with parameters of its own")
     with session.timed("kfac"):
         factors = _factors(session, layers)
         variance = kronecker_variance(jacobian_of(session, "test"), factors, session.prior, session.memory)
@@ -55,7 +60,8 @@ def _supported(session: Session) -> tuple[dict[str, nn.Module], list[str]]:
     for name, module in session.model.named_modules():
         own = dict(module.named_parameters(recurse=False))
         full = {f"{name}.{key}" if name else key for key in own}
-        if type(module) in SUPPORTED and full & wanted and all(shared[id(t)] == 1 for t in own.values()):
+        plain = type(module) in SUPPORTED and getattr(module, "groups", 1) == 1
+        if plain and full & wanted and all(shared[id(t)] == 1 for t in own.values()):
             layers[name] = module
             covered |= full & wanted
     return layers, sorted(wanted - covered)
@@ -82,6 +88,8 @@ def _factors(session: Session, layers: dict[str, nn.Module]) -> dict[str, Factor
     state = operator.state_dict()
     factors = {}
     for name, layer in layers.items():
+        if name not in state["gradient_covariances"]:  # it never ran
+            continue
         B = state["gradient_covariances"][name].double() * scale
         for key, tensor in layer.named_parameters(recurse=False):
             if tensor.requires_grad:

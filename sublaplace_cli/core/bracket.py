@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .fitting import fit_full
-from .jacobian import Jacobian, RowRange
+from .jacobian import Jacobian, SomeRows
 from .precision import Precision
 from .theorem import require_not_larger
 
@@ -41,6 +41,6 @@ def bracket(precision: Precision, test: Jacobian, norms: Tensor, full_rows: int,
 
 
 def _variance(precision: Precision, test: Jacobian, norms: Tensor, start: int, stop: int) -> Tensor:
-    rows = RowRange(precision.jacobian, start, stop)
+    rows = SomeRows(precision.jacobian, range(start, stop))
     some = replace(precision, jacobian=rows, root=precision.root[start:stop])
     return fit_full(some).variance(test, norms)

@@ -176,6 +176,8 @@ def _combined(blocks: Sequence[Block], u: Tensor, layout: Layout) -> Gradients:
 def _batches(capture: Capture, few: Inputs) -> bool:
     try:
         capture._by_general_path(few)
+    except torch.OutOfMemoryError:
+        raise  # says nothing about batches
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return False  # data-dependent control flow, an operator without a batching rule, …
     return True

@@ -55,7 +55,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Optimum:
-    """Where the evidence is largest, and what it was there and at the start."""
+    """Where a criterion is best, and its value there and at the start."""
 
     alphas: tuple[float, ...]
     sigma2: float

@@ -116,43 +116,11 @@ class RecomputedJacobian:
 
 
 @dataclass(frozen=True)
-class RowRange:
-    """Rows [first, last) of another Jacobian."""
+class SomeRows:
+    """Some rows of another Jacobian, by number and in rising order."""
 
     source: Jacobian
-    first: int
-    last: int
-
-    @property
-    def layout(self) -> Layout:
-        return self.source.layout
-
-    @property
-    def outputs(self) -> Tensor:
-        return self.source.outputs[self.first : self.last]
-
-    @property
-    def pattern(self) -> Sequence[Block]:
-        return self.source.pattern
-
-    @property
-    def by_block(self) -> bool:
-        return self.source.by_block
-
-    @property
-    def grain(self) -> int:
-        return self.source.grain
-
-    def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
-        return self.source.load(self.first + start, self.first + stop, which)
-
-
-@dataclass(frozen=True)
-class ChosenRows:
-    """Some rows of another Jacobian, one by one."""
-
-    source: Jacobian
-    rows: tuple[int, ...]
+    rows: Sequence[int]
 
     @property
     def layout(self) -> Layout:
@@ -172,11 +140,22 @@ class ChosenRows:
 
     @property
     def grain(self) -> int:
-        return 1
+        return self.source.grain if isinstance(self.rows, range) else 1
 
     def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
-        parts = [self.source.load(row, row + 1, which) for row in self.rows[start:stop]]
+        parts = [self.source.load(first, last, which) for first, last in runs(self.rows[start:stop])]
         return [joined(pieces) for pieces in zip(*parts, strict=True)]
+
+
+def runs(rows: Sequence[int]) -> list[tuple[int, int]]:
+    """[first, last) of every run of neighbours in rising numbers."""
+    found: list[tuple[int, int]] = []
+    for row in rows:
+        if found and found[-1][1] == row:
+            found[-1] = (found[-1][0], row + 1)
+        else:
+            found.append((row, row + 1))
+    return found
 
 
 def aligned(start: int, stop: int, step: int, n_rows: int) -> Iterator[tuple[int, int]]:

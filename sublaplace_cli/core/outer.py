@@ -110,18 +110,25 @@ class OuterBlock:
 
     def _add_plain_gram(self, other: OuterBlock, v_weight: float, v_bias: float | None, total: Tensor) -> None:
         """(a·a′/v_W + 1/v_b)(δ·δ′) for one position and one output, in strips that stay in the cache."""
-        a, delta = self.inputs[:, 0].double() / v_weight, self.deltas[:, 0, 0].double()
-        b, epsilon = other.inputs[:, 0].double().T, other.deltas[:, 0, 0].double().T
+        a, delta = self._seen(v_weight, v_bias), self.deltas[:, 0, 0].double()
+        b, epsilon = (a, delta) if other is self else (other._seen(v_weight, v_bias), other.deltas[:, 0, 0].double())
         for top in range(0, len(a), STRIP):
             rows, columns = slice(top, top + STRIP), slice(top if other is self else 0, None)
-            kernel = a[rows] @ b[:, columns]
-            if v_bias is not None:
-                kernel += 1 / v_bias
-            total[rows, columns].addcmul_(kernel, delta[rows] @ epsilon[:, columns])
+            total[rows, columns].addcmul_(a[rows] @ b[columns].T, delta[rows] @ epsilon[columns].T)
+
+    def _seen(self, v_weight: float, v_bias: float | None) -> Tensor:
+        """The inputs in the prior's metric, behind them the constant that the bias sees (m, d_in + 1)."""
+        m, _, d_in = self.inputs.shape
+        a = self.inputs.new_empty(m, d_in if v_bias is None else d_in + 1, dtype=torch.float64)
+        a[:, :d_in] = self.inputs[:, 0]
+        a[:, :d_in] *= v_weight**-0.5
+        if v_bias is not None:
+            a[:, d_in] = v_bias**-0.5
+        return a
 
     def _factored_is_cheaper(self, other_positions: int) -> bool:
         d_out, d_in = self.deltas.shape[3], self.inputs.shape[2]
-        return self.positions * other_positions * (d_in + d_out) <= d_in * d_out or self.positions == 1
+        return self.positions * other_positions * (d_in + d_out + ELEMENTWISE) <= d_in * d_out
 
     def norms(self, prior: Tensor) -> Tensor:
         v_weight, v_bias = self._priors(prior)

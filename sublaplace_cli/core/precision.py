@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -46,19 +47,31 @@ class Precision:
         """Rows of A: N·C."""
         return self.root.shape[0] * self.root.shape[1]
 
+    @cached_property
+    def common_weight(self) -> float | None:
+        """w where every W is w·I, as for a regression: then it can be taken into the prior, and costs nothing."""
+        w = self.root[0, 0, 0]
+        same = self.root == w * torch.eye(self.root.shape[1], dtype=self.root.dtype, device=self.root.device)
+        return float(w) if bool(same.all()) and float(w) > 0 else None
+
     def data_diagonal(self) -> Tensor:
         """diag(Ω) − V, the weighted sum of squared gradients (p,)."""
+        if self.common_weight is not None:
+            return squared_gradients(self.jacobian, None, self.memory).mul_(self.common_weight**2)
         return squared_gradients(self.jacobian, self.root, self.memory)
 
     def column_chunks(self, S: Tensor) -> Iterator[Tensor]:
-        """A[:, S]ᵀ, a chunk of rows at a time (k, m·C), each the caller's to change."""
+        """A′[:, S]ᵀ in the prior's metric, a chunk of rows at a time (k, m·C), each the caller's to change."""
+        C, w = self.root.shape[1], self.common_weight
+        scale = self.prior[S].rsqrt().mul_(1.0 if w is None else w).unsqueeze(1)
         for start, J_S in column_chunks(self.jacobian, S, self.memory):
-            C = self.root.shape[1]
-            W = self.root[start : start + J_S.shape[1] // C]
-            yield J_S.mul_(W.flatten()) if C == 1 else weigh_columns(J_S, W)  # J_S is ours: no copy for one output
+            J_S.mul_(scale)
+            if w is None:
+                weigh_columns(J_S, self.root[start : start + J_S.shape[1] // C], in_place=True)
+            yield J_S
 
     def columns(self, S: Tensor) -> Tensor:
-        """A[:, S]ᵀ as a whole (k, N·C)."""
+        """A′[:, S]ᵀ in the prior's metric as a whole (k, N·C)."""
         chunks = self.column_chunks(S)
         first = next(chunks)
         if first.shape[1] == self.n_rows:
@@ -72,11 +85,15 @@ class Precision:
 
     def gram(self) -> Tensor:
         """K = A V⁻¹ Aᵀ (N·C, N·C)."""
+        if self.common_weight is not None:
+            return gram(self.jacobian, self.jacobian, self.prior / self.common_weight**2, self.memory, self.watch)
         K = gram(self.jacobian, self.jacobian, self.prior, self.memory, self.watch)
         return weigh_columns(weigh_columns(K, self.root, in_place=True).T, self.root, in_place=True)
 
     def cross_gram(self, other: Jacobian) -> Tensor:
         """A V⁻¹ J′ᵀ with the unweighted rows of another Jacobian (N·C, M·C)."""
+        if self.common_weight is not None:
+            return gram(other, self.jacobian, self.prior / self.common_weight, self.memory, self.watch).T
         cross = gram(other, self.jacobian, self.prior, self.memory, self.watch)
         return weigh_columns(cross, self.root, in_place=True).T
 

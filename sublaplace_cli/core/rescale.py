@@ -64,9 +64,9 @@ def left_out_subnet(posterior: SubnetPosterior, precision: Precision) -> Tensor:
 
 def _own_shares_primal(posterior: SubnetPosterior, precision: Precision) -> Tensor:
     """A_n Ω⁻¹ A_nᵀ of every training row (N, C, C): nothing cancels."""
-    C, scale, parts = precision.root.shape[1], posterior.prior.rsqrt().unsqueeze(1), []
+    C, parts = precision.root.shape[1], []
     for A in precision.column_chunks(posterior.indices):
-        X = solve_lower(posterior.factor, A.mul_(scale)).reshape(len(A), -1, C)  # (k, m, C)
+        X = solve_lower(posterior.factor, A).reshape(len(A), -1, C)  # (k, m, C)
         parts.append(torch.einsum("knc,knd->ncd", X, X))
     return torch.cat(parts)
 

@@ -10,6 +10,7 @@ import problems
 import torch
 from torch import Tensor, nn
 
+from sublaplace_cli.__main__ import prefer_large_pages
 from sublaplace_cli.core.blocks import DenseBlock
 from sublaplace_cli.core.capture import Capture, prepare_capture
 from sublaplace_cli.core.fitting import fit_full, fit_subnet
@@ -24,6 +25,7 @@ from sublaplace_cli.core.selectors.gradient import gradient
 from sublaplace_cli.models.cifar_resnet import cifar_resnet
 
 MEMORY = 8 * 2**30
+prefer_large_pages()  # as the command does
 
 
 def resnet20() -> nn.Module:

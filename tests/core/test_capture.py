@@ -98,7 +98,8 @@ def test_rows_do_not_depend_on_the_pass_they_are_in(case):
     capture, train = capture_of(case)
     whole = dense(capture(train))
     one_by_one = torch.cat([dense(capture(map_inputs(lambda t: t[i : i + 1], train))) for i in range(case.n_train)])  # noqa: B023
-    assert_close(one_by_one, whole, 1e-12)
+    # An entry may be a millionth of the largest, and kernels for other batch sizes round in another order.
+    assert_close(one_by_one, whole, 1e-10)
 
 
 def test_little_memory_means_fewer_rows_a_pass():

@@ -9,6 +9,7 @@ import reference
 import torch
 from cases import CASES
 from core.problems import (
+    NOISE,
     PLENTY,
     PRIORS,
     Problem,
@@ -61,7 +62,7 @@ def test_the_diagonal_is_that_of_the_dense_data_term(name, prior):
 def test_columns_times_columns_is_the_dense_data_term(name, prior):
     problem = solved(name, prior)
     S = subset(problem.p, min(problem.p, 20))
-    A = problem.precision.columns(S).T
+    A = problem.precision.columns(S).T * problem.v[S].sqrt()  # out of the prior's metric
     assert_close(A.T @ A, reference.data_term(problem.J, problem.H)[S][:, S], 1e-9)
     assert_close(A, weighted_rows(problem)[:, S], 1e-12)
 
@@ -245,7 +246,16 @@ def test_the_grid_of_passes_covers_what_is_asked_for():
 def test_columns_keep_the_order_of_the_selection_across_blocks():
     problem = solved("attention")
     S = torch.tensor([400, 3, 250, 89, 2])
-    assert torch.equal(problem.precision.columns(S).T, weighted_columns(problem, S))
+    assert_close(problem.precision.columns(S).T, weighted_columns(problem, S) / problem.v[S].sqrt(), 1e-14)
+
+
+def test_a_weight_that_all_rows_share_is_seen_and_no_other():
+    shared, own = solved("mlp-3-outputs").precision, solved("conv-binary").precision
+    assert shared.common_weight == pytest.approx(NOISE**-0.5, rel=1e-15)
+    assert own.common_weight is None
+    tilted = shared.root.clone()
+    tilted[-1, 0, 1] = 1e-9
+    assert replace(shared, root=tilted).common_weight is None
 
 
 def weighted_columns(problem: Problem, S: torch.Tensor) -> torch.Tensor:

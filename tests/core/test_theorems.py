@@ -53,8 +53,8 @@ def test_theorem_1_a_larger_subnet_never_has_a_smaller_variance(made, small_form
     variances.append(full.variance(problem.test, norms))
     require_not_larger(variances[0], variances[1], norms, "S", "S'")
     require_not_larger(variances[1], variances[2], norms, "S'", "all")
-    # IPV is a mean of such variances over the training rows, with the same kind of rounding.
-    rounding = 400 * EPS * problem.precision.n_rows
+    # IPV is a mean of such variances over the training rows, with the same rounding: 400 eps of their ‖g‖² in V⁻¹.
+    rounding = 400 * EPS * float((problem.precision.data_diagonal() / problem.v).sum())
     assert small.freedom <= large.freedom * (1 + 1e-9) + rounding
     assert large.freedom <= full.freedom * (1 + 1e-9) + rounding
 

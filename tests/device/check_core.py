@@ -226,7 +226,7 @@ def refusals(device: torch.device) -> dict[str, bool]:
     root = load(LIKELIHOODS["regression"])
     v, S = prior_of("unequal", p), torch.arange(p)
     good = Precision(held, root(x, 1.0), v.to(device), MEMORY)
-    wrong_root = Precision(held, root(x.cpu(), 1.0), v.to(device), MEMORY)
+    wrong_root = Precision(held, load(LIKELIHOODS["binary"])(x.cpu(), 1.0), v.to(device), MEMORY)  # a weight a row
     mistakes: dict[str, Callable[[], object]] = {
         "sum": lambda: x + torch.ones(x.shape),
         "zeros on the CPU": lambda: x[:3, 0] * torch.zeros(3),

@@ -244,6 +244,6 @@ class _ColumnCache:
         wanted = largest(bounds, width)
         S = self.candidates[wanted]
         self.held = self.held[:0]  # let go of the old ones first
-        self.held = self.precision.columns(S).mul_(self.precision.prior[S].rsqrt().unsqueeze(1))
+        self.held = self.precision.columns(S)
         self.slot.fill_(-1)
         self.slot[wanted] = torch.arange(width, device=self.slot.device)

@@ -87,7 +87,7 @@ class _Search:
     def _columns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Columns of the weighted training rows (N·C, b) and of the reference rows (m·C, b)."""
         S, scale = self.candidates[positions], self.scale[positions].unsqueeze(1)
-        A = self.precision.columns(S).mul_(scale).T
+        A = self.precision.columns(S).T
         chunks = [chunk for _, chunk in column_chunks(self.reference, S, self.precision.memory)]
         return A, torch.cat(chunks, dim=1).mul_(scale).T
 

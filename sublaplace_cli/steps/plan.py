@@ -94,9 +94,9 @@ def _greedy_k(choice: Choice, p: int) -> int | None:
 
 
 def _greedy(session: Session, rows: int, k: int) -> int:
-    """The columns that it looks at, and its own matrices."""
+    """The columns that it looks at, the directions of its pivots, and its own matrices."""
     columns = min(8 * rows * min(first_width(k), session.layout.size), session.memory // TILE_SHARE)
-    return 2 * columns + 8 * 3 * min(rows, 2 * k) ** 2
+    return 2 * columns + 8 * rows * k + 8 * 3 * min(rows, 2 * k) ** 2
 
 
 def _passes(session: Session) -> int:

@@ -117,7 +117,8 @@ def judge(bar: Bar, ours: dict, peer: dict | None) -> dict:
         for what, value, limit, sign in found
         if limit is not None
     ]
-    return {"case": bar.case, "ours": ours, "peer": peer, "bars": bars}
+    most = peer["seconds"] / ours["floor"] if "seconds" in peer and "floor" in ours else None
+    return {"case": bar.case, "ours": ours, "peer": peer, "bars": bars, "speed-up of bare products and passes": most}
 
 
 def show(row: dict) -> str:
@@ -130,6 +131,8 @@ def show(row: dict) -> str:
     elif "plain" in ours:
         beside = f"{ours['plain']:.4g}"
     verdicts = "; ".join(map(verdict, row["bars"]))
+    if (most := row["speed-up of bare products and passes"]) is not None:
+        verdicts += f"; bare float64 products and plain passes alone take {ours['floor']:.3f} s, {most:.1f}×"
     return f"| {row['case']} | {ours['seconds']:.3f} s, {ours['peak'] / 1e9:.2f} GB | {beside} | {verdicts} |"
 
 

@@ -15,7 +15,9 @@ from scipy.linalg.lapack import dpstrf
 
 from sublaplace_cli.core.selectors import Selection
 from sublaplace_cli.core.selectors import greedy as module
+from sublaplace_cli.core.selectors.column_cache import ColumnCache
 from sublaplace_cli.core.selectors.greedy import PANEL, SWEEP, greedy, pool_size
+from sublaplace_cli.core.selectors.schur import DualSchur, PrimalSchur
 from sublaplace_cli.errors import NumericsError, UserError
 
 
@@ -58,15 +60,15 @@ def test_greedy_is_algorithm_2(name, prior, pool):
 @pytest.mark.parametrize("prior", PRIORS)
 @pytest.mark.parametrize(
     ("N", "p", "k", "form"),
-    [(40, 1500, 300, "_DualSchur"), (700, 1500, 300, "_PrimalSchur"), (33, 600, 600, "_DualSchur")],
+    [(40, 1500, 300, "DualSchur"), (700, 1500, 300, "PrimalSchur"), (33, 1100, 1100, "DualSchur")],
     ids=["few-rows", "many-rows", "everything"],
 )
 def test_more_candidates_than_a_panel(N, p, k, form, prior, C, monkeypatch):
     rows = max(1, N // C)
     scale = torch.logspace(0, -1.5, p, dtype=torch.float64)[subset(p, p)]
     problem = synthetic(random_matrix(rows, C, p) * scale, prior_of(prior, p), sigma2=0.5)
-    others = {"_DualSchur": "_PrimalSchur", "_PrimalSchur": "_DualSchur"}
-    if C == 1 or form == "_DualSchur":
+    others = {"DualSchur": "PrimalSchur", "PrimalSchur": "DualSchur"}
+    if C == 1 or form == "DualSchur":
         monkeypatch.setattr(module, others[form], None)  # the other form is not used
     chosen = greedy(problem.selection(), k)
     assert p > 2 * PANEL
@@ -91,6 +93,45 @@ def test_the_width_of_a_panel_does_not_change_the_order(panel, N, monkeypatch):
     chosen = greedy(problem.selection(), 60)
     assert chosen.indices.tolist() == expected
     assert_pivots(problem, chosen)
+
+
+@pytest.mark.parametrize("loose", [0.0, 1e-3, 1e9], ids=["never-trusted", "as-usual", "always-trusted"])
+@pytest.mark.parametrize(("N", "prior"), [(9, "equal"), (30, "unequal"), (400, "unequal")])
+def test_bounds_that_are_lowered_a_few_pivots_at_a_time(N, prior, loose, monkeypatch):
+    """Many small sweeps with a short first look: values from scratch, values by the pivots between, and a mix."""
+    for name, value in {"PANEL": 8, "SWEEP": 24, "FIRST_LOOK": 3, "LOOSE": loose}.items():
+        monkeypatch.setattr(module, name, value)
+    scale = torch.logspace(0, -1, 300, dtype=torch.float64)[subset(300, 300)]
+    problem = synthetic(random_matrix(N, 300) * scale, prior_of(prior, 300), sigma2=0.1)
+    chosen = greedy(problem.selection(), 120)
+    assert chosen.indices.tolist() == lapack_order(problem, 120)
+    assert_pivots(problem, chosen)
+
+
+@pytest.mark.parametrize("form", [PrimalSchur, DualSchur])
+def test_directions_are_what_the_others_lose(form):
+    """‖Z a‖² is the fall of d for every column, when S grows once and when it grows again."""
+    A = random_matrix(12, 40)
+    schur = form(12, A)
+    for start in (0, 5):
+        some, before = A[:, start : start + 5], schur.diagonal(A)
+        directions = schur.extend(some, schur.complement(some))
+        assert directions.shape == (5, 12)
+        torch.testing.assert_close(before - schur.diagonal(A), (directions @ A).square().sum(0), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("most", [8, 11, 40])
+def test_a_cache_gives_the_columns_asked_for_however_little_it_holds(most):
+    problem = synthetic(random_matrix(6, 40), prior_of("unequal", 40), sigma2=0.5)
+    candidates, bounds = torch.arange(0, 40, 1), torch.linspace(2, 1, 40, dtype=torch.float64)
+    cache = ColumnCache(problem.precision, candidates, first=8, most=most)
+    for positions in ([0, 3, 5], [7, 2, 9], [12, 9, 1], [0, 1, 2]):
+        chosen = torch.tensor(positions)
+        bounds[chosen] += 2  # the search asks only for the best
+        cache.hold(chosen, bounds)
+        assert torch.equal(cache.columns(chosen), problem.precision.columns(chosen).T)
+        assert sum(map(len, cache.batches)) <= most
+        bounds[chosen] -= 2
 
 
 @pytest.mark.parametrize("N", [12, 300])

@@ -4,21 +4,29 @@ The Schur-complement diagonal d_j never grows as S grows, so a value computed ea
 the columns with the largest bounds are fetched and brought up to date; among the best of them, a panel,
 pivots are taken for as long as the best beats every bound outside. The order is that of the literal
 algorithm over all candidates.
+
+A bound is brought up to date by what the pivots since its last value have taken from it, with a margin for
+rounding; only where that margin hides the order, and inside a panel, are values computed from scratch.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import NumericsError, UserError
-from ..linalg import check_condition, safe_cholesky, solve_lower
+from ..linalg import check_condition, column_squares
 from ..precision import Precision
 from . import Selection, SelectionProblem, largest, rounded
+from .column_cache import ColumnCache
+from .schur import Complement, DualSchur, PrimalSchur, Schur
 
-PANEL = 256  # candidates among which pivots are taken in one go
+PANEL = 512  # candidates among which pivots are taken in one go
 SOUND = 1 - 1e-6  # d/v is at least 1; rounding may take a little of that, not more
-SWEEP = 2048  # candidates whose bounds are brought up to date in one go
+SWEEP = 3072  # candidates whose bounds are brought up to date in one go
+FIRST_LOOK = 64  # pivots that a candidate's bound is lowered by when it is looked at for the first time
+LOOSE = 1e-3  # a bound whose margin for rounding is a larger share of it than this is computed from scratch
 
 
 def greedy(problem: SelectionProblem, k: int) -> Selection:
@@ -28,8 +36,9 @@ def greedy(problem: SelectionProblem, k: int) -> Selection:
     scale = problem.prior
     candidates = largest(problem.score / scale, size) if size < p else torch.arange(p, device=scale.device)
     bounds = (problem.data_diagonal + problem.prior)[candidates] / scale[candidates]
-    check_condition(float((problem.data_diagonal / scale).sum()) / problem.precision.n_rows)  # a bound from below
-    search = _Search(problem.precision, candidates.sort().values, bounds[candidates.argsort()], k)
+    trace = float((problem.data_diagonal / scale).sum())
+    check_condition(trace / problem.precision.n_rows)  # a bound from below
+    search = _Search(problem.precision, candidates.sort().values, bounds[candidates.argsort()], k, trace)
     indices, pivots = search.run()
     return Selection(indices, pivots * scale[indices])
 
@@ -56,20 +65,25 @@ def first_width(k: int) -> int:
 class _Search:
     """State of one run; values are d_j / v_j throughout, i.e. everything in the prior's metric."""
 
-    def __init__(self, precision: Precision, candidates: Tensor, bounds: Tensor, k: int) -> None:
+    def __init__(self, precision: Precision, candidates: Tensor, bounds: Tensor, k: int, trace: float) -> None:
+        rows, device = precision.n_rows, bounds.device
+        self.watch = precision.watch
         self.candidates = candidates  # flat indices, rising
         self.bounds = bounds.clone()  # upper bounds of d/v, aligned with `candidates`; −1 once chosen
-        self.as_of = torch.zeros(len(bounds), dtype=torch.int64, device=bounds.device)  # |S| at that time
+        self.as_of = torch.zeros(len(bounds), dtype=torch.int64, device=device)  # |S| at that time
+        self.exact = torch.ones(len(bounds), dtype=torch.bool, device=device)  # … without a margin for rounding
+        self.margin = 8 * torch.finfo(torch.float64).eps * max(trace, 1e4)  # of what is taken from a bound
+        self.careful = False  # margins hide the order: nothing but exact values will do
         self.k = k
         self.chosen: list[int] = []
         self.pivots: list[float] = []
-        self.schur: _PrimalSchur | _DualSchur = (
-            _PrimalSchur() if 2 * k <= precision.n_rows else _DualSchur(precision.n_rows, bounds)
-        )
-        self.cache = _ColumnCache(precision, candidates, first_width(k))
+        self.schur: Schur = PrimalSchur(rows, bounds) if 2 * k <= rows else DualSchur(rows, bounds)
+        self.directions = torch.empty(k, rows, dtype=torch.float64, device=device)  # Z of every pivot
+        most = max(PANEL, precision.memory // 6 // (8 * rows))
+        self.cache = ColumnCache(precision, candidates, first_width(k), most)
 
     def run(self) -> tuple[Tensor, Tensor]:
-        with self.cache.precision.watch("greedy: parameters chosen", self.k) as progress:
+        with self.watch("greedy: parameters chosen", self.k) as progress:
             while len(self.chosen) < self.k:
                 before = len(self.chosen)
                 self._panel()
@@ -81,35 +95,77 @@ class _Search:
         """Take pivots among the best candidates while nothing outside can beat them."""
         order = self._best_up_to_date()
         panel, rest = order[:PANEL].sort().values, order[PANEL:]
-        A = self.cache.columns(panel, self.bounds)  # (N·C, b)
-        T = self.schur.complement(A)  # (b, b)
+        self.cache.hold(panel, self.bounds)
+        A = self.cache.columns(panel)  # (N·C, b)
+        complement = self.schur.complement(A)
+        T = complement.T  # (b, b)
         # Values that are up to date already decide at once: rounding must not send them round in circles.
         fresh = bool((T.diagonal() >= self.bounds[panel] * (1 - 1e-11)).all())
         outside = (float(rounded(self.bounds[rest])[0]), int(rest[0])) if len(rest) else (-1.0, 0)
         taken, pivots, remaining = _pivot_inside(T, panel, outside, self.k - len(self.chosen), sure=fresh)
-        self.schur.extend(A[:, taken], T[taken][:, taken])
+        self.careful = len(taken) < PANEL // 8
+        if taken:
+            some = torch.tensor(taken, device=panel.device)
+            directions = self.schur.extend(
+                A.index_select(1, some), Complement(T[some][:, some], complement.half.index_select(1, some))
+            )
+            self.directions[len(self.chosen) : len(self.chosen) + len(taken)] = directions
         self.chosen += panel[taken].tolist()
         self.pivots += pivots
         left = torch.ones(len(panel), dtype=torch.bool, device=panel.device)
         left[taken] = False
-        self._update(panel[left], remaining[left])
+        require_sound(remaining[left])
+        self._update(panel[left], remaining[left], len(self.chosen), exact=True)
         self.bounds[panel[taken]] = -1.0
 
     def _best_up_to_date(self) -> Tensor:
-        """The candidates with the largest bounds, after refreshing until those of a panel are mostly exact."""
+        """The candidates with the largest bounds, after refreshing until those of a panel are mostly up to date."""
         while True:
             order = self._top(PANEL + 1)
-            stale = self.as_of[order] < len(self.chosen)
-            if int(stale.sum()) <= PANEL // 4:
+            if int(self._stale(order).sum()) <= PANEL // 4:
                 return order
             sweep = self._top(min(SWEEP, self.cache.most))
-            sweep = sweep[self.as_of[sweep] < len(self.chosen)].sort().values
-            self._update(sweep, self.schur.diagonal(self.cache.columns(sweep, self.bounds)))
+            self._refresh(sweep[self._stale(sweep)].sort().values)
 
-    def _update(self, positions: Tensor, values: Tensor) -> None:
-        require_sound(values)
+    def _stale(self, positions: Tensor) -> Tensor:
+        old = self.as_of[positions] < len(self.chosen)
+        return old | ~self.exact[positions] if self.careful else old
+
+    def _refresh(self, sweep: Tensor) -> None:
+        """Lower these bounds, each in the cheaper way: by the pivots since its last value, or from scratch.
+
+        A first look takes a few pivots only, which is enough to leave most candidates behind.
+        """
+        since = self.as_of[sweep]
+        until = torch.where(since == 0, min(FIRST_LOOK, len(self.chosen)), len(self.chosen))
+        scratch = 2 * self.directions.shape[1] * (until - since) >= self.schur.cost()
+        if self.careful:
+            scratch.fill_(True)
+        self.cache.hold(sweep, self.bounds)
+        for then in since[~scratch].unique().tolist():
+            group = ((since == then) & ~scratch).nonzero().squeeze(1)
+            loose = self._lower(sweep[group], then, int(until[group[0]]))
+            scratch[group[loose]] = True
+        rest = sweep[scratch]
+        if len(rest):
+            values = self.schur.diagonal(self.cache.columns(rest))
+            require_sound(values)
+            self._update(rest, values, len(self.chosen), exact=True)
+
+    def _lower(self, positions: Tensor, then: int, until: int) -> Tensor:
+        """Take from bounds as of `then` what the pivots up to `until` took; says which of them stay as they are,
+        because rounding could hide the answer."""
+        before = self.bounds[positions]
+        lost = column_squares(self.directions[then:until] @ self.cache.columns(positions))
+        values = before - lost + self.margin * before
+        loose = self.margin * before > LOOSE * values
+        self._update(positions[~loose], values[~loose], until, exact=False)
+        return loose
+
+    def _update(self, positions: Tensor, values: Tensor, as_of: int, exact: bool) -> None:
         self.bounds[positions] = torch.minimum(values.clamp(min=1.0), self.bounds[positions])  # bounds never rise
-        self.as_of[positions] = len(self.chosen)
+        self.as_of[positions] = as_of
+        self.exact[positions] = exact
 
     def _top(self, count: int) -> Tensor:
         """Positions of the largest bounds in falling order, ties to the lower index, none of them chosen."""
@@ -131,10 +187,12 @@ def _pivot_inside(
 ) -> tuple[list[int], list[float], Tensor]:
     """Pivots of T in order, while the best beats (value, position) of the best bound outside.
 
-    The first is taken in any case where `sure`.
+    The first is taken in any case where `sure`. By numpy, on the CPU: a pivot is a few calls on a few hundred numbers,
+    and each of them costs several times as much by torch.
     """
-    d = T.diagonal().clone()  # −∞ once taken
-    rows = torch.empty(min(most, len(T)), len(T), dtype=T.dtype, device=T.device)
+    matrix = T.cpu().numpy()
+    d = matrix.diagonal().copy()  # −∞ once taken
+    rows = np.empty((min(most, len(d)), len(d)))
     positions = panel.tolist()
     taken: list[int] = []
     pivots: list[float] = []
@@ -143,21 +201,27 @@ def _pivot_inside(
         pivot = float(d[best])
         if _beaten(pivot, positions[best], outside) and not (sure and not taken):
             break
-        require_sound(d[best])
+        if not pivot > SOUND:
+            require_sound(torch.tensor(pivot))
         t = len(taken)
-        column = T[best] - rows[:t, best] @ rows[:t] if t else T[best]
-        torch.div(column, pivot**0.5, out=rows[t])
-        d -= rows[t].square()
-        d[best] = -torch.inf
+        row = rows[t]
+        np.subtract(matrix[best], rows[:t, best] @ rows[:t], out=row)
+        row *= pivot**-0.5
+        d -= row * row
+        d[best] = -np.inf
         taken.append(best)
         pivots.append(pivot)
-    return taken, pivots, d
+    return taken, pivots, torch.from_numpy(d).to(panel.device)
 
 
-def _first_largest(d: Tensor) -> int:
+def _first_largest(d: np.ndarray) -> int:
     """Place of the largest after rounding, the first of equals; only what is next to the largest need be rounded."""
-    near = (d >= d.max() * (1 - 2e-11)).nonzero().squeeze(1)
-    return int(near[0]) if len(near) == 1 else int(near[int(rounded(d[near]).argmax())])
+    best = int(d.argmax())
+    equals = d >= d[best] * (1 - 2e-11)
+    if np.count_nonzero(equals) == 1:
+        return best
+    near = equals.nonzero()[0]
+    return int(near[rounded(torch.from_numpy(d[near])).numpy().argmax()])
 
 
 def _beaten(value: float, position: int, outside: tuple[float, int]) -> bool:
@@ -166,84 +230,3 @@ def _beaten(value: float, position: int, outside: tuple[float, int]) -> bool:
         return value < outside[0]
     own = float(rounded(torch.tensor([value], dtype=torch.float64)))
     return own < outside[0] or (own == outside[0] and position > outside[1])
-
-
-class _PrimalSchur:
-    """I + AᵀA − XᵀX with X = L⁻¹ A_Sᵀ A: cheaper while S is small beside the rows."""
-
-    def __init__(self) -> None:
-        self.A_S: Tensor | None = None
-        self.L: Tensor | None = None
-
-    def _half(self, A: Tensor) -> Tensor | None:
-        return None if self.A_S is None or self.L is None else solve_lower(self.L, self.A_S.T @ A)
-
-    def complement(self, A: Tensor) -> Tensor:
-        T = A.T @ A
-        T.diagonal().add_(1.0)
-        X = self._half(A)
-        return T if X is None else T - X.T @ X
-
-    def diagonal(self, A: Tensor) -> Tensor:
-        d = 1.0 + A.square().sum(0)
-        X = self._half(A)
-        return d if X is None else d - X.square().sum(0)
-
-    def extend(self, A: Tensor, T: Tensor) -> None:
-        if A.shape[1] == 0:
-            return
-        X, corner = self._half(A), safe_cholesky(T)
-        if X is None or self.L is None or self.A_S is None:
-            self.A_S, self.L = A.clone(), corner
-            return
-        zeros = torch.zeros(len(self.L), len(corner), dtype=T.dtype, device=T.device)
-        self.L = torch.cat([torch.cat([self.L, zeros], 1), torch.cat([X.T, corner], 1)])
-        self.A_S = torch.cat([self.A_S, A], 1)
-
-
-class _DualSchur:
-    """I + AᵀMA with M = (I + A_S A_Sᵀ)⁻¹ kept as a Cholesky factor: its size does not grow with S."""
-
-    def __init__(self, n_rows: int, like: Tensor) -> None:
-        self.outer = torch.eye(n_rows, dtype=torch.float64, device=like.device)  # I + A_S A_Sᵀ
-        self.L = self.outer.clone()
-
-    def complement(self, A: Tensor) -> Tensor:
-        X = solve_lower(self.L, A)
-        T = X.T @ X
-        T.diagonal().add_(1.0)
-        return T
-
-    def diagonal(self, A: Tensor) -> Tensor:
-        return 1.0 + solve_lower(self.L, A).square().sum(0)
-
-    def extend(self, A: Tensor, _T: Tensor) -> None:
-        if A.shape[1]:
-            self.outer.addmm_(A, A.T)
-            self.L = safe_cholesky(self.outer.clone())  # from scratch: no drift, and no dearer than the panel
-
-
-class _ColumnCache:
-    """Columns of A V^(−½) that were fetched, widened a batch at a time: one pass over the rows a batch."""
-
-    def __init__(self, precision: Precision, candidates: Tensor, first: int) -> None:
-        self.precision, self.candidates, self.first = precision, candidates, first
-        self.most = max(PANEL, precision.memory // 6 // (8 * precision.n_rows))
-        self.slot = torch.full((len(candidates),), -1, dtype=torch.int64, device=candidates.device)
-        self.held = torch.empty(0, precision.n_rows, dtype=torch.float64, device=candidates.device)
-
-    def columns(self, positions: Tensor, bounds: Tensor) -> Tensor:
-        """(N·C, len(positions)); `bounds` decide which others are fetched along with them."""
-        if bool((self.slot[positions] < 0).any()):
-            self._fetch(bounds)
-        return self.held[self.slot[positions]].T
-
-    def _fetch(self, bounds: Tensor) -> None:
-        """Hold the candidates with the largest bounds: twice as many as before, as far as memory allows."""
-        width = min(self.most, max(self.first, 2 * len(self.held)), len(bounds))
-        wanted = largest(bounds, width)
-        S = self.candidates[wanted]
-        self.held = self.held[:0]  # let go of the old ones first
-        self.held = self.precision.columns(S)
-        self.slot.fill_(-1)
-        self.slot[wanted] = torch.arange(width, device=self.slot.device)

@@ -197,7 +197,7 @@ def _pivot_inside(
     taken: list[int] = []
     pivots: list[float] = []
     while len(taken) < len(rows):
-        best = _first_largest(d)
+        best = _first_largest(d, panel.device)
         pivot = float(d[best])
         if _beaten(pivot, positions[best], outside) and not (sure and not taken):
             break
@@ -214,14 +214,14 @@ def _pivot_inside(
     return taken, pivots, torch.from_numpy(d).to(panel.device)
 
 
-def _first_largest(d: np.ndarray) -> int:
+def _first_largest(d: np.ndarray, device: torch.device) -> int:
     """Place of the largest after rounding, the first of equals; only what is next to the largest need be rounded."""
     best = int(d.argmax())
     equals = d >= d[best] * (1 - 2e-11)
     if np.count_nonzero(equals) == 1:
         return best
     near = equals.nonzero()[0]
-    return int(near[rounded(torch.from_numpy(d[near])).numpy().argmax()])
+    return int(near[int(rounded(torch.from_numpy(d[near]).to(device)).argmax())])
 
 
 def _beaten(value: float, position: int, outside: tuple[float, int]) -> bool:

@@ -15,17 +15,22 @@ import typing
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from . import __version__, signals
-from .catalog import FORMATS, SUFFIXES, load
+from .catalog import FORMATS, PICTURES, SUFFIXES, load
 from .console import Console, print_result, print_table
 from .errors import SublaplaceError
 from .options import COMMANDS, OPTIONS
 from .steps.request import check_usage
 from .steps.settings import Settings
+
+IN_WORDS = ("table", "markdown", "github")  # formats that tell of the gate
+
+if TYPE_CHECKING:
+    from .steps.commands import Outcome
 
 app = typer.Typer(
     name="sublaplace",
@@ -35,8 +40,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    add_completion=False,
-    # Typer's own --help and completion options would make every COMMAND --help import pydantic: 100 ms.
+    # Typer's own --help and completion options would make every COMMAND --help import pydantic: 100 ms. A shell that
+    # asks for completions says so in the environment.
+    add_completion="_SUBLAPLACE_COMPLETE" in os.environ,
     context_settings={"help_option_names": []},
 )
 
@@ -106,8 +112,7 @@ def _execute(command: str, settings: Settings) -> None:
     """The error boundary: every failure becomes one message and an exit code."""
     console = Console(settings.quiet, settings.verbose)
     try:
-        _run(command, settings, console)
-        code = 0
+        code = _run(command, settings, console)
     except Exception as error:
         signals.check()  # an interruption in disguise is none of these errors
         if settings.debug:
@@ -126,25 +131,57 @@ def _explained(error: Exception) -> SublaplaceError:
     return SublaplaceError(f"unexpected {type(error).__name__}: {error}", hint="--debug shows the traceback")
 
 
-def _run(command: str, settings: Settings, console: Console) -> None:
+def _run(command: str, settings: Settings, console: Console) -> int:
     settings = _with_environment(settings)
     check_usage(settings)
     _check_spec(settings)
     _route_warnings(console)
     from .steps.commands import run_command  # imports torch: only once usage and spec are known to be right
 
-    result = run_command(command, settings, console, load(FORMATS["json"]))
+    outcome = run_command(command, settings, console, load(FORMATS["json"]))
     signals.check()
-    for path in () if settings.dry_run else settings.output:
-        _write(path, result, settings.format)
-    _print(result, settings)
+    if not settings.dry_run:
+        _write_files(outcome, settings)
+    _print(outcome.result, settings)
+    return _judged(outcome.result, settings, console)
 
 
-def _write(path: Path, result: dict[str, Any], asked: str) -> None:
-    from .files.atomic import write_text
+def _write_files(outcome: Outcome, settings: Settings) -> None:
+    """Everything that the command line names, besides the predictions."""
+    from .files.atomic import replacing, write_text
 
-    kind = SUFFIXES[path.suffix] if asked == "auto" else asked
-    write_text(path, load(FORMATS[kind])(result).rstrip("\n") + "\n")
+    for path in settings.output:
+        kind = SUFFIXES[path.suffix] if settings.format == "auto" else settings.format
+        write_text(path, load(FORMATS[kind])(outcome.result).rstrip("\n") + "\n")
+    if settings.plot is not None:
+        from .plots import picture
+
+        figure = load(PICTURES[settings.plot_kind or "curves"])(outcome.result, outcome.figures)
+        with replacing(settings.plot) as file:
+            file.write(picture(figure, settings.plot.suffix.removeprefix(".")))
+    if settings.report is not None:
+        from .report import html_report
+
+        text = html_report(outcome.result, outcome.figures, sys.argv[1:], outcome.spec.text, __version__)
+        write_text(settings.report, text)
+
+
+def _judged(result: dict[str, Any], settings: Settings, console: Console) -> int:
+    """The exit code of the gate; on stderr what it comes from, where stdout does not say it in words."""
+    if settings.dry_run or not result.get("gate"):
+        return 0
+    from .formats import gate_lines
+    from .steps.gate import exit_code
+
+    code = exit_code(result)
+    if _format_of(settings) not in IN_WORDS:
+        for line in gate_lines(result):
+            (console.warn if code else console.note)(line)
+    for change in result["gate"].get("baseline", {}).get("changes", ()):
+        within = " (within its standard error)" if change["within_error"] else ""
+        values = f"{change['baseline']:.6g} → {change['value']:.6g}"
+        console.detail(f"{change['method']}, k = {change['k']}: {change['metric']} {values}{within}")
+    return code
 
 
 def _with_environment(settings: Settings) -> Settings:
@@ -167,11 +204,25 @@ def _route_warnings(console: Console) -> None:
     warnings.showwarning = show
 
 
-def _print(result: dict[str, Any], settings: Settings) -> None:
+def _format_of(settings: Settings) -> str:
+    """What stdout is written in."""
     kind = "json" if settings.json else settings.format
-    if kind == "auto" and sys.stdout.isatty():
-        from .formats import short_grid, title
+    return ("table" if sys.stdout.isatty() else "tsv") if kind == "auto" else kind
+
+
+def _print(result: dict[str, Any], settings: Settings) -> None:
+    kind = _format_of(settings)
+    if kind == "table" and settings.format == "auto":  # on a terminal: as wide as it is
+        from .formats import gate_lines, short_grid, title
 
         print_table(title(result), *short_grid(result, shutil.get_terminal_size().columns))
+        for line in gate_lines(result):
+            print_result(line)
         return
-    print_result(load(FORMATS["tsv" if kind == "auto" else kind])(result))
+    print_result(load(FORMATS[kind])(result))
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if kind == "github" and summary:
+        from .formats_ci import github_summary
+
+        with open(summary, "a") as file:  # the file is the runner's, and other steps write to it too
+            file.write(github_summary(result))

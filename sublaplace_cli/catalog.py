@@ -44,8 +44,6 @@ METHODS = {
     "constant": Method(None, "no sub-network: one variance for all rows, fitted in the same way", takes_k=False),
     "diagonal": Method(None, "diagonal Laplace", takes_k=False),
 }
-# Documented, but not in this version: refused by name instead of as unknown.
-METHODS_TO_COME: tuple[str, ...] = ()
 NAMES_PREFIX = "names:"
 
 LIKELIHOODS = {
@@ -54,15 +52,38 @@ LIKELIHOODS = {
     "multiclass": "sublaplace_cli.core.likelihoods:multiclass",
 }
 
+# What a result row holds, and which way is better: lower, higher, nearer to the nominal 0.95, or neither.
+METRICS: dict[str, str | None] = {
+    **dict.fromkeys(("w2", "w2_relative", "w2_total", "w2_low", "w2_high", "discrepancy"), "lower"),
+    **dict.fromkeys(("nll", "rmse", "crps", "ece", "brier"), "lower"),
+    **dict.fromkeys(("accuracy", "retained"), "higher"),
+    **dict.fromkeys(("coverage95", "coverage95_total"), "nominal"),
+    **dict.fromkeys(("mean_std", "ipv", "rescale", "remainder"), None),
+}
+METRIC_VERSION = 1  # raised when the definition of a metric changes: older baselines are then not compared with
+
 FORMATS = {
     "table": "sublaplace_cli.formats:table",
     "tsv": "sublaplace_cli.formats:tsv",
     "json": "sublaplace_cli.formats:json_text",
+    "jsonl": "sublaplace_cli.formats:jsonl",
     "csv": "sublaplace_cli.formats:csv_text",
     "markdown": "sublaplace_cli.formats:markdown",
+    "junit": "sublaplace_cli.formats_ci:junit",
+    "github": "sublaplace_cli.formats_ci:github",
 }
-FORMATS_TO_COME = ("jsonl", "junit", "github")
-SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown", ".tsv": "tsv", ".txt": "table"}
+SUFFIXES = {
+    **{".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv", ".md": "markdown", ".txt": "table"},
+    ".xml": "junit",
+}
+
+PICTURES = {
+    "curves": "sublaplace_cli.plots:curves",
+    "calibration": "sublaplace_cli.plots:calibration",
+    "scatter": "sublaplace_cli.plots:scatter",
+    "map": "sublaplace_cli.plots:layer_map",
+}
+PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 ARCHITECTURES = {
     "mlp": "sublaplace_cli.models.mlp:mlp",

@@ -12,7 +12,8 @@ from typing import Any
 from . import signals
 from .errors import RunError, SublaplaceError
 
-VALUE = "value"  # heading of the one column that holds words as well as numbers
+VALUE = "value"  # heading of a column that holds words as well as numbers
+WORDS = ("checkpoint", "method", VALUE)  # headings of columns that are read from the left
 PLAIN_INTERVAL = 10.0  # seconds between progress lines where there is no terminal
 
 
@@ -141,8 +142,7 @@ def _rich_table(columns: list[str], rows: list[list[str]]) -> Any:
 
     table = Table(box=box.SIMPLE_HEAD)
     for i, name in enumerate(columns):
-        numeric = i > 0 and name != VALUE
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
+        table.add_column(name, justify="left" if i == 0 or name in WORDS else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     return table

@@ -29,13 +29,6 @@ class UserError(SublaplaceError):
     exit_code = 2
 
 
-class NotAvailable(UserError):
-    """A documented option or value that this version does not have yet (exit code 2)."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what} is not available in this version")
-
-
 class RunError(SublaplaceError):
     """The run failed: memory, disk, or anything that is not the user's input (exit code 3)."""
 

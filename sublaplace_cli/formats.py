@@ -12,16 +12,31 @@ import json
 from typing import Any
 
 from .console import VALUE, table_text
+from .steps.gate import described, verdict
 from .steps.settings import format_bytes
 
 Result = dict[str, Any]
 # What a person wants to see first; everything is in json and csv.
 SHOWN = (
-    *("method", "k", "rescale", "remainder", "mean_std", "w2", "w2_se", "w2_low", "w2_high", "w2_relative"),
+    *(
+        "checkpoint",
+        "seed",
+        "method",
+        "k",
+        "rescale",
+        "remainder",
+        "mean_std",
+        "w2",
+        "w2_se",
+        "w2_low",
+        "w2_high",
+        "w2_relative",
+    ),
     *("coverage95", "coverage95_total", "retained", "nll", "rmse", "crps", "accuracy", "ece", "brier"),
 )
 # Shown only where some row has another value than this.
-USUAL = {"rescale": 1.0, "remainder": 0.0}
+USUAL = {"rescale": 1.0, "remainder": 0.0, "seed": 0}
+MEAN = "mean"  # of a sweep: what stands instead of a checkpoint
 # What goes first where a terminal is too narrow for all of them: a cut number would be worse than none.
 LEAST_MISSED = (
     *("w2_se", "crps", "rmse", "brier", "mean_std", "coverage95_total", "w2", "ece", "remainder", "retained"),
@@ -32,6 +47,12 @@ LEAST_MISSED = (
 def json_text(result: Result) -> str:
     """Strict JSON: no NaN, no Infinity."""
     return json.dumps(result, indent=1, allow_nan=False, ensure_ascii=False)
+
+
+def jsonl(result: Result) -> str:
+    """One line of JSON a row."""
+    lines = _all_rows(result) if "rows" in result else [result]
+    return "\n".join(json.dumps(line, allow_nan=False, ensure_ascii=False) for line in lines)
 
 
 def csv_text(result: Result) -> str:
@@ -52,12 +73,28 @@ def markdown(result: Result) -> str:
         "| " + " | ".join(columns) + " |",
         "|" + "|".join([" --- ", *[" ---: "] * (len(columns) - 1)]) + "|",
     ]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    if checks := gate_lines(result):
+        lines += ["", *(f"* {line}" for line in checks)]
+    return "\n".join(lines)
 
 
 def table(result: Result) -> str:
     """A table for people, as plain text."""
-    return table_text(title(result), *short_grid(result))
+    return "\n".join([table_text(title(result), *short_grid(result)), *gate_lines(result)])
+
+
+def gate_lines(result: Result) -> list[str]:
+    """The gate in words: what does not simply hold, a line each, and how many do."""
+    checks = (result.get("gate") or {}).get("checks", [])
+    lines = [f"{verdict(check)}: {described(check)}" for check in checks if verdict(check) != "passed"]
+    return [*lines, gate_summary(result)] if checks else []
+
+
+def gate_summary(result: Result) -> str:
+    """One line on the whole gate."""
+    checks = result["gate"]["checks"]
+    return f"gate: {sum(bool(check['passed']) for check in checks)} of {len(checks)} limits hold"
 
 
 def title(result: Result) -> str:
@@ -65,8 +102,9 @@ def title(result: Result) -> str:
     if "rows" not in result:
         return ""
     noise = "" if result["noise_variance"] is None else f", noise variance {result['noise_variance']:.4g}"
+    runs = "" if "checkpoints" not in result else f"{len(result['checkpoints'])} runs, "
     return (
-        f"{result['task']}: {result['n_train']} training rows, {result['n_test']} test rows, "
+        f"{result['task']}: {runs}{result['n_train']} training rows, {result['n_test']} test rows, "
         f"{result['n_params']} parameters, prior precision {_short(result['prior_precision'])}{noise}"
     )
 
@@ -78,11 +116,11 @@ def short_grid(result: Result, width: int | None = None) -> tuple[list[str], lis
         nested = [(f"{name}: {k}", v) for name, d in result.items() if isinstance(d, dict) for k, v in d.items()]
         shown = [(name, value) for name, value in [*pairs, *nested] if value is not None]
         return ["", VALUE], [[name, _named(name, value)] for name, value in shown]
-    rows = list(result["rows"])
-    if result.get("full") and not any(row["method"] == "full" for row in rows):
-        rows.append(result["full"])
+    rows = _all_rows(result)
     columns = [key for key in SHOWN if any(row.get(key) not in (None, USUAL.get(key)) for row in rows)]
-    cells = {key: [_short(row.get(key)) for row in rows] for key in columns}
+    if "checkpoints" in result:
+        columns = [key for key in columns if key != "w2_se"]  # it stands with the means, as ±
+    cells = {key: [_with_error(row, key) for row in rows] for key in columns}
     for key in LEAST_MISSED:
         if width is not None and key in columns and sum(max(map(len, [k, *cells[k]])) + 3 for k in columns) > width:
             columns.remove(key)
@@ -94,10 +132,23 @@ def _full_grid(result: Result) -> tuple[list[str], list[list[Any]]]:
         flat = {k: json.dumps(v) if isinstance(v, (dict, list)) else v for k, v in result.items()}
         return list(flat), [list(flat.values())]
     columns = [key for key in result["rows"][0] if key != "why"]
+    return columns, [[row.get(key) for key in columns] for row in _all_rows(result)]
+
+
+def _all_rows(result: Result) -> list[dict[str, Any]]:
+    """The rows, behind them the means of a sweep, last the full posterior where it is not among them."""
     rows = list(result["rows"])
+    named = {"checkpoint": MEAN} if "mean" in result else {}
+    rows += [{**named, **row} for row in result.get("mean", ())]
     if result.get("full") and not any(row["method"] == "full" for row in rows):
-        rows.append(result["full"])
-    return columns, [[row[key] for key in columns] for row in rows]
+        rows.append({**named, **result["full"]})
+    return rows
+
+
+def _with_error(row: dict[str, Any], key: str) -> str:
+    """A value; of a mean over runs with its standard error."""
+    error = row.get(f"{key}_se") if "n" in row else None
+    return _short(row.get(key)) if error is None else f"{_short(row.get(key))} ± {error:.2g}"
 
 
 def _delimited(columns: list[str], rows: list[list[Any]], delimiter: str) -> str:

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import typer
 
-from .catalog import METHODS
+from .catalog import FORMATS, METHODS, PICTURES
 
 
-def _option(*flags: str, help: str, metavar: str | None = None) -> Any:
-    return typer.Option(*flags, help=help, metavar=metavar, show_default=True)
-
-
-def _to_come(*flags: str, help: str, metavar: str | None = None) -> Any:
-    return _option(*flags, help=f"{help} (not available in this version)", metavar=metavar)
+def _option(*flags: str, help: str, metavar: str | None = None, names: Iterable[str] = ()) -> Any:
+    """An option; a shell completes its value from `names`."""
+    complete = _complete_from(tuple(names)) if names else None
+    return typer.Option(*flags, help=help, metavar=metavar, show_default=True, autocompletion=complete)
 
 
 def _complete_method(incomplete: str) -> list[str]:
-    return [name for name in [*METHODS, "names:"] if name.startswith(incomplete)]
+    """Names that go on from what is typed; of a comma list, its last part."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in [*METHODS, "names:"] if name.startswith(last)]
+
+
+def _complete_from(names: tuple[str, ...]) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
 
 
 OPTIONS: dict[str, Any] = {
     "spec": _option("--spec", help="the spec; default: the nearest sublaplace.yaml, searched upward", metavar="FILE"),
-    "checkpoint": _option("--checkpoint", help="replaces model.weights.path of the spec", metavar="FILE"),
+    "checkpoint": _option(
+        "--checkpoint",
+        help="replaces model.weights.path of the spec; evaluate: may be repeated or a quoted pattern, for a sweep",
+        metavar="FILE",
+    ),
     "run_dir": _option(
         "--run-dir",
         help="where artifacts live; default: .sublaplace/<fingerprint>/ beside the spec",
@@ -46,8 +58,10 @@ OPTIONS: dict[str, Any] = {
     ),
     "format": _option(
         "--format",
-        help="auto, table, json, csv, tsv or markdown; auto: table on a terminal, tab-separated in a pipe",
+        help="auto, table, json, jsonl, csv, tsv, markdown, junit or github; auto: table on a terminal, "
+        "tab-separated in a pipe",
         metavar="NAME",
+        names=FORMATS,
     ),
     "json": _option("--json", help="the same as --format json"),
     "output": _option(
@@ -64,7 +78,9 @@ OPTIONS: dict[str, Any] = {
     "allow_outside": _option("--allow-outside", help="permit paths in the spec that lead out of its folder"),
     "force": _option("--force", help="make everything anew and overwrite output files"),
     "dry_run": _option("--dry-run", help="say what would be computed and written, and write nothing"),
-    "seed": _option("--seed", help="of the random method"),
+    "seeds": _option(
+        "--seed", help="of the random method and of --samples; evaluate: may be repeated, for a sweep (0)", metavar="N"
+    ),
     "quiet": _option("-q", "--quiet", help="no notes, no progress"),
     "verbose": _option("-v", "--verbose", help="more notes"),
     "debug": _option("--debug", help="a traceback on errors"),
@@ -97,6 +113,7 @@ OPTIONS: dict[str, Any] = {
         "--rescale",
         help="make up for what a sub-network leaves out: none, scale or hybrid; default: what the spec says, else none",
         metavar="KIND",
+        names=("none", "scale", "hybrid"),
     ),
     "full": _option("--full", help="the full posterior to compare with: exact, none or bracket", metavar="KIND"),
     "full_rows": _option(
@@ -115,15 +132,30 @@ OPTIONS: dict[str, Any] = {
         help="write mean and std of every test row (.csv, .jsonl, .safetensors)",
         metavar="FILE",
     ),
-    "plot": _to_come("--plot", help="draw the result", metavar="FILE"),
-    "plot_kind": _to_come("--plot-kind", help="curves, calibration, scatter or map", metavar="KIND"),
-    "report": _to_come("--report", help="write an HTML report", metavar="FILE"),
-    "fail_if": _to_come("--fail-if", help="a limit such as 'w2 > 0.1'", metavar="'METRIC OP NUMBER'"),
-    "baseline": _to_come("--baseline", help="the JSON of an earlier run to compare with", metavar="FILE"),
-    "max_regression": _to_come(
-        "--max-regression", help="how much worse than the baseline a metric may be", metavar="METRIC=AMOUNT"
+    "plot": _option("--plot", help="draw the result (.png, .svg or .pdf; needs the extra [plot])", metavar="FILE"),
+    "plot_kind": _option(
+        "--plot-kind",
+        help="curves (the default), calibration, scatter or map; with --plot",
+        metavar="KIND",
+        names=PICTURES,
     ),
-    "significant": _to_come("--significant", help="differences within their standard error do not fail"),
+    "report": _option(
+        "--report", help="one HTML file with table, pictures, gate and provenance (extra [plot])", metavar="FILE"
+    ),
+    "fail_if": _option(
+        "--fail-if",
+        help="exit with 1 where this holds in any row, e.g. 'w2 > 0.1'; may be repeated",
+        metavar="'METRIC OP NUMBER'",
+    ),
+    "baseline": _option("--baseline", help="the JSON of an earlier run to compare with", metavar="FILE"),
+    "max_regression": _option(
+        "--max-regression",
+        help="how much worse than the baseline a metric may be, e.g. w2=0.01 or nll=5%; may be repeated",
+        metavar="METRIC=AMOUNT",
+    ),
+    "significant": _option(
+        "--significant", help="what breaks a limit by no more than its standard error does not fail"
+    ),
 }
 
 _COMMON = (
@@ -139,7 +171,7 @@ _COMMON = (
         "json",
         "output",
     ),
-    *("allow_code", "allow_outside", "force", "dry_run", "seed", "quiet", "verbose", "debug"),
+    *("allow_code", "allow_outside", "force", "dry_run", "seeds", "quiet", "verbose", "debug"),
     *("pool", "score", "reference"),
 )
 
@@ -192,6 +224,9 @@ COMMANDS = {
             "sublaplace evaluate --method gradient --k 1000",
             "sublaplace evaluate --method gradient,greedy,last-k --k 50,100,200 --json",
             "sublaplace evaluate --method greedy --k 500 --predictions predictions.csv",
+            "sublaplace evaluate --method gradient,greedy --k 50,200,1000 --plot curves.png --report report.html",
+            "sublaplace evaluate --k 500 --fail-if 'w2 > 0.1' --baseline main.json --max-regression nll=2%",
+            "sublaplace evaluate --checkpoint 'runs/*.pt' --k 500 --format markdown",
         ),
     ),
 }

@@ -7,9 +7,9 @@ the rules if it depends on another key, and a case to `tests/files/test_spec.py`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from ..catalog import ARCHITECTURES
 from .spec_data import (
@@ -27,6 +27,7 @@ from .spec_data import (
     StandardiseSpec,
     Transform,
 )
+from .spec_gate import MetricLimits, check_gate
 from .spec_values import (
     Distinct,
     Finding,
@@ -237,8 +238,6 @@ class EnsembleSpec(Part):
 class Spec(Part):
     """The whole of `sublaplace.yaml`."""
 
-    not_built: ClassVar[frozenset[str]] = frozenset({"gate"})
-
     version: Annotated[Literal[1], one_of([1])]
     task: Annotated[Task, one_of(get_args(Task))]
     model: ModelSpec
@@ -246,6 +245,7 @@ class Spec(Part):
     posterior: PosteriorSpec = PosteriorSpec()
     oracle: OracleSpec | None = None
     ensemble: EnsembleSpec | None = None
+    gate: Annotated[dict[str, MetricLimits], BeforeValidator(check_gate)] | None = None
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:

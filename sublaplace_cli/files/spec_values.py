@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import (
     AfterValidator,
@@ -26,7 +26,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from ..errors import NotAvailable, suggestion
+from ..errors import suggestion
 
 _EXPECTED = {
     "string_type": "a text",
@@ -61,7 +61,6 @@ class Part(BaseModel):
         validate_by_alias=True,
         validate_by_name=True,  # for Python callers; a file is read by alias only
     )
-    not_built: ClassVar[frozenset[str]] = frozenset()  # documented keys that this version refuses
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
@@ -118,11 +117,6 @@ def refuse(message: str, *location: str | int) -> ValidationError:
     return refused(Finding(location, message))
 
 
-def not_available(what: str) -> str:
-    """The one wording for what is documented but not built."""
-    return NotAvailable(what).message
-
-
 def findings_of(error: ValidationError) -> list[Finding]:
     """The findings inside an error that came through a `Part`."""
     return [Finding(d["loc"], d["ctx"]["message"], d["type"] == "key") for d in error.errors()]
@@ -137,8 +131,7 @@ def _in_plain_words(error: ValidationError, part: type[Part]) -> Iterator[Findin
             yield Finding(location, detail["ctx"]["message"], detail["type"] == "key")
         elif detail["type"] == "extra_forbidden":
             key = str(location[-1])
-            message = f"unknown key; {suggestion(key, known)}"
-            yield Finding(location, not_available(key) if key in part.not_built else message, at_key=True)
+            yield Finding(location, f"unknown key; {suggestion(key, known)}", at_key=True)
         elif detail["type"] == "missing":
             yield Finding(location, "this key is required, but missing")
         else:

@@ -1,63 +1,157 @@
-"""A command from its settings to its result: check, open a session, run the step, keep what it gave."""
+"""A command from its settings to its outcome: check, open a session, run the step, keep what it gave, judge it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from ..files.atomic import write_text
+from ..files.spec import LoadedSpec
+from ..files.spec_gate import limits_of
 from . import evaluate, fit, jacobians, product, select
-from .plan import plan
-from .predictions import check_predictions, write_predictions
+from .baseline import load_baseline
+from .evaluate import Evaluation
+from .figures import Figures, figures_of
+from .gate import judge, limits_of_command
+from .outputs import check_outputs, protect_inputs
+from .plan import plan, plan_of_sweep
+from .predictions import Line, check_predictions, prediction_lines, write_lines, write_predictions
 from .request import Choice, choices, single_choice
 from .select import check_choice
 from .session import Session, open_session
 from .settings import Reporter, Settings
+from .sweep import combined, each_with_time_left, is_sweep, members_of
 from .tuning import tune
 
 Render = Callable[[dict[str, Any]], str]
 
 
-def run_command(command: str, settings: Settings, report: Reporter, render: Render) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Outcome:
+    """The result as printed, and what pictures and reports are made of."""
+
+    result: dict[str, Any]
+    spec: LoadedSpec
+    figures: Figures | None = None  # where --plot or --report asks for them
+    lines: tuple[Line, ...] = ()  # of --predictions, in a sweep
+
+
+def run_command(command: str, settings: Settings, report: Reporter, render: Render) -> Outcome:
     """Run one of the four commands; `render(result)` is the text for `evaluation.json`."""
     check_outputs(settings)
-    if settings.posterior is not None:
-        return _predict(settings, report)
+    baseline = None if settings.baseline is None else load_baseline(settings.baseline)
+    if is_sweep(settings):
+        outcome = _sweep(command, settings, report, render)
+    elif settings.posterior is not None:
+        outcome = _predict(settings, report)
+    else:
+        outcome = _run_once(command, settings, report, render)
+    if command == "evaluate" and not settings.dry_run:
+        limits = [*limits_of(outcome.spec.spec.gate), *limits_of_command(settings)]
+        outcome.result["gate"] = judge(outcome.result, limits, baseline, settings.significant)
+    return outcome
+
+
+def _run_once(
+    command: str, settings: Settings, report: Reporter, render: Render, place: dict[str, Any] | None = None
+) -> Outcome:
+    """One run; as part of a sweep it has a `place` there, which its lines of predictions name."""
     wanted = _choices(command, settings)
     if settings.predictions is not None:
-        check_predictions(settings.predictions, len(wanted))
+        check_predictions(settings.predictions, len(wanted) if place is None else 2)
     needs, welcome = _splits(command, settings)
     with open_session(settings, report, needs, welcome) as session:
-        _protect_inputs(session)
+        protect_inputs(session)
         for choice in wanted:
             check_choice(session, choice)
         evaluate.check_bracket(session, wanted)
+        _check_plot(session, wanted)
         if settings.dry_run:
-            return plan(session, command, wanted)
+            return Outcome(plan(session, command, wanted), session.spec)
         if command != "jacobians" or settings.scores_only or settings.split == "all":
             tune(session, wanted)
-        result = {"schema": 1, **_run(command, session, render)}
-        if command != "evaluate":
-            result["artifacts"] = dict(sorted(session.artifacts.items()))
-        if session.tuned is not None:
-            result["tuned"] = session.tuned
-        result["seconds"] = {name: round(value, 4) for name, value in session.seconds.items()}
-        return result
+        if command == "evaluate":
+            return _evaluate(session, render, place)
+        step = {"jacobians": jacobians, "select": select, "fit": fit}[command]
+        result = {"schema": 1, **step.run(session), "artifacts": dict(sorted(session.artifacts.items()))}
+        return Outcome(_finished(session, result), session.spec)
 
 
-def _predict(settings: Settings, report: Reporter) -> dict[str, Any]:
+def _evaluate(session: Session, render: Render, place: dict[str, Any] | None) -> Outcome:
+    evaluation = evaluate.run(session)
+    # Without `seconds` and folders: the same inputs give the same bytes.
+    names = {stem: Path(path).name for stem, path in evaluation.result["artifacts"].items()}
+    write_text(session.open_folder().path / "evaluation.json", render({**evaluation.result, "artifacts": names}) + "\n")
+    lines: list[Line] = []
+    if session.settings.predictions is not None and place is None:
+        write_predictions(session.settings.predictions, session, evaluation)
+    elif session.settings.predictions is not None:
+        lines = prediction_lines(session, evaluation, **(place or {}))
+    result = _finished(session, evaluation.result)
+    return Outcome(result, session.spec, _figures(session, evaluation), tuple(lines))
+
+
+def _finished(session: Session, result: dict[str, Any]) -> dict[str, Any]:
+    tuned = {} if session.tuned is None else {"tuned": session.tuned}
+    return {**result, **tuned, "seconds": {name: round(value, 4) for name, value in session.seconds.items()}}
+
+
+def _sweep(command: str, settings: Settings, report: Reporter, render: Render) -> Outcome:
+    if command != "evaluate" or settings.posterior is not None:
+        what = command if settings.posterior is None else "evaluate --posterior"
+        raise UserError(
+            f"{what} takes one checkpoint and one seed",
+            hint=f'call it once for each: for c in runs/*.pt; do sublaplace {command} --checkpoint "$c"; done',
+        )
+    members, outcomes = members_of(settings), list[Outcome]()
+    for member in each_with_time_left(members, report):
+        place = {"checkpoint": member.checkpoint, "seed": member.seed}
+        outcome = _run_once(command, member.settings, report, render, place)
+        # Pictures besides the curves are of the first run.
+        outcomes.append(outcome if not outcomes else replace(outcome, figures=None))
+    if settings.dry_run:
+        plans = [outcome.result for outcome in outcomes]
+        return Outcome(plan_of_sweep([member.checkpoint for member in members], plans), outcomes[0].spec)
+    lines = [line for outcome in outcomes for line in outcome.lines]
+    if settings.predictions is not None:
+        write_lines(settings.predictions, lines)
+    result = combined(members, [outcome.result for outcome in outcomes])
+    return Outcome(result, outcomes[0].spec, outcomes[0].figures)
+
+
+def _predict(settings: Settings, report: Reporter) -> Outcome:
     """`evaluate --posterior FILE`."""
     found = product.open_posterior(settings)
     with open_session(settings, report, ("test",), scales=product.scales_of(found)) as session:
-        _protect_inputs(session)
+        protect_inputs(session)
         if settings.dry_run:
             raise UserError("--dry-run has nothing to tell of --posterior: no artifact is written")
         evaluation = product.run(session, found)
         if settings.predictions is not None:
             write_predictions(settings.predictions, session, evaluation)
-        return {**evaluation.result, "seconds": {name: round(value, 4) for name, value in session.seconds.items()}}
+        return Outcome(_finished(session, evaluation.result), session.spec, _figures(session, evaluation))
+
+
+def _figures(session: Session, evaluation: Evaluation) -> Figures | None:
+    settings = session.settings
+    if settings.plot is None and settings.report is None:
+        return None
+    figures = figures_of(session, evaluation)
+    if settings.plot is not None and (why := figures.missing.get(settings.plot_kind or "")):
+        raise UserError(f"--plot-kind {settings.plot_kind}: {why}")
+    return figures
+
+
+def _check_plot(session: Session, wanted: list[Choice]) -> None:
+    """What can be known of a picture before anything is computed."""
+    kind = session.settings.plot_kind
+    if kind == "map" and not any(choice.call.selects for choice in wanted):
+        raise UserError("--plot-kind map: no method of this evaluation chooses a sub-network")
+    if kind == "calibration" and session.split("test").targets is None:
+        raise UserError("--plot-kind calibration: the test rows have no targets")
 
 
 def _choices(command: str, settings: Settings) -> list[Choice]:
@@ -76,47 +170,3 @@ def _splits(command: str, settings: Settings) -> tuple[tuple[str, ...], tuple[st
     if settings.split == "all":
         return (*needs, "reference"), ("test",)
     return (*needs, settings.split), ()
-
-
-def _run(command: str, session: Session, render: Render) -> dict[str, Any]:
-    if command != "evaluate":
-        return {"jacobians": jacobians, "select": select, "fit": fit}[command].run(session)
-    evaluation = evaluate.run(session)
-    # Without `seconds` and folders: the same inputs give the same bytes.
-    names = {stem: Path(path).name for stem, path in evaluation.result["artifacts"].items()}
-    write_text(session.open_folder().path / "evaluation.json", render({**evaluation.result, "artifacts": names}) + "\n")
-    if session.settings.predictions is not None:
-        write_predictions(session.settings.predictions, session, evaluation)
-    return evaluation.result
-
-
-def _named_outputs(settings: Settings) -> list[tuple[str, Path]]:
-    named = [("-o", path) for path in settings.output]
-    return named if settings.predictions is None else [*named, ("--predictions", settings.predictions)]
-
-
-def check_outputs(settings: Settings) -> None:
-    """Files named on the command line are never overwritten unasked, and their folder must be there."""
-    seen: set[Path] = set()
-    for option, path in _named_outputs(settings):
-        try:
-            exists, place = path.exists(), path.resolve()
-        except OSError as error:
-            raise UserError(f"{option} {path}: {error.strerror}") from error
-        if place in seen:
-            raise UserError(f"{option} {path}: two results cannot go to the same file")
-        if path.is_dir():
-            raise UserError(f"{option} {path} is a folder, expected a file name")
-        if exists and not settings.force:
-            raise UserError(f"{option} {path}: the file exists already", hint="choose another name, or add --force")
-        if not path.absolute().parent.is_dir():
-            raise UserError(f"{option} {path}: there is no folder {path.absolute().parent}")
-        seen.add(place)
-
-
-def _protect_inputs(session: Session) -> None:
-    """Not even --force may overwrite what the run reads."""
-    inputs = {path.resolve() for path in session.input_files}
-    for option, path in _named_outputs(session.settings):
-        if path.resolve() in inputs:
-            raise UserError(f"{option} {path}: this file is an input of the run", hint="choose another name")

@@ -79,6 +79,7 @@ def run(session: Session) -> Evaluation:
         "prior_precision": session.prior_precision,
         "device": str(session.device),
         "workers": 1,
+        "provenance": session.provenance,
         "full": _row(session, full, known, full_ipv) if full is not None and known.std_full is not None else None,
         "rows": [_row(session, spread, known, full_ipv) for spread in spreads],
         "gate": None,

@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 
+from .. import __version__
+from ..catalog import METRIC_VERSION
 from ..errors import UserError
-from ..files.atomic import digest_of_files
+from ..files.atomic import digest_of, digest_of_files
 from ..files.datasets import origin_of
 from ..files.networks import Network
+from ..files.run_folder import fingerprint
 from ..files.spec import LoadedSpec
 from .settings import Settings
 
@@ -53,6 +56,7 @@ def identity_of(
 ) -> dict[str, Any]:
     """The weights, the data and every option that changes a number."""
     described = spec.spec.model_dump(mode="json", by_alias=True)
+    described.pop("gate")  # it judges numbers and changes none
     if described["model"].get("weights"):
         described["model"]["weights"].pop("path", None)  # its contents count, not its name
     prior = spec.spec.posterior.prior_precision
@@ -81,3 +85,28 @@ def _is_open(spec: LoadedSpec) -> bool:
     prior, noise = spec.spec.posterior.prior_precision, spec.spec.posterior.noise_variance
     values = list(prior.values()) if isinstance(prior, dict) else [prior]
     return noise == "marglik" or any(not isinstance(value, (int, float)) for value in values)
+
+
+def provenance_of(identity: dict[str, Any], rescale: str, settings: Settings) -> dict[str, Any]:
+    """What a result was made from: what a reader wants to know, and what two results must share to be compared."""
+    rows = _without_paths(identity["spec"]["data"])
+    return {
+        "tool": __version__,
+        "torch": torch.__version__,
+        "metrics": METRIC_VERSION,
+        "fingerprint": fingerprint(identity),
+        "weights_sha256": identity["weights"],
+        "data_sha256": identity["data"],
+        "rows_sha256": digest_of([identity["data"], rows]),
+        "oracle_sha256": identity["oracle"],
+        "rescale": rescale,
+        "dtype": settings.dtype,
+        "seed": settings.seed,
+    }
+
+
+def _without_paths(data: Any) -> Any:
+    """Which rows and columns, wherever the files lie."""
+    if isinstance(data, dict):
+        return {key: _without_paths(value) for key, value in data.items() if key != "path"}
+    return [_without_paths(value) for value in data] if isinstance(data, list) else data

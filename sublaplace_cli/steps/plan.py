@@ -117,3 +117,18 @@ def _subnet(session: Session, rows: int, k: int) -> int:
     """Its matrices, and the columns of a chunk of rows, once put together and once as they come from a block."""
     chunk = min(8 * 2 * rows * k, min(MOST_TILE_BYTES, session.memory // TILE_SHARE))
     return subnet_bytes(k, rows, natural_form(k, rows)) + chunk + _tiles(session, MOST_TILE_BYTES)
+
+
+def plan_of_sweep(checkpoints: list[str], plans: list[dict[str, Any]]) -> dict[str, Any]:
+    """Several runs, one after the other: memory is that of the largest, files add up."""
+    files = {f"{i}/{stem}": size for i, one in enumerate(plans, start=1) for stem, size in one["files"].items()}
+    return {
+        **plans[0],
+        "runs": len(plans),
+        "checkpoints": checkpoints,
+        "run_dir": [one["run_dir"] for one in plans],
+        "memory_estimate": max(one["memory_estimate"] for one in plans),
+        "bytes_to_write": sum(one["bytes_to_write"] for one in plans),
+        "files": files,
+        "reused": sorted(f"{i}/{stem}" for i, one in enumerate(plans, start=1) for stem in one["reused"]),
+    }

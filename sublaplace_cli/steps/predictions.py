@@ -19,9 +19,11 @@ from .evaluate import Evaluation
 from .session import Session
 from .spreads import Spread
 
+Line = dict[str, Any]
+
 
 def check_predictions(path: Path, n_choices: int) -> None:
-    """A safetensors file holds one method at one k; the text formats have a column for them."""
+    """A safetensors file holds one method at one k of one run; the text formats have a column for them."""
     if path.suffix == ".safetensors" and n_choices != 1:
         raise UserError(
             f"--predictions {path}: a .safetensors file holds one method at one k, {n_choices} were asked for",
@@ -33,8 +35,17 @@ def write_predictions(path: Path, session: Session, evaluation: Evaluation) -> N
     """Write the predictions of every row of the result."""
     if path.suffix == ".safetensors":
         _write_tensors(path, session, evaluation)
-        return
-    lines = [line for spread in evaluation.spreads for line in _lines(session, evaluation, spread)]
+    else:
+        write_lines(path, prediction_lines(session, evaluation))
+
+
+def prediction_lines(session: Session, evaluation: Evaluation, **first: Any) -> list[Line]:
+    """One line for each method, test row and output; what is `first` comes first on each."""
+    return [{**first, **line} for spread in evaluation.spreads for line in _lines(session, evaluation, spread)]
+
+
+def write_lines(path: Path, lines: list[Line]) -> None:
+    """As csv or jsonl, by suffix."""
     if path.suffix == ".jsonl":
         text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
     else:
@@ -55,8 +66,7 @@ def _write_tensors(path: Path, session: Session, evaluation: Evaluation) -> None
     write_artifact(path, "predictions", session.describe({}, method=spread.method, k=spread.k), tensors)
 
 
-def _lines(session: Session, evaluation: Evaluation, spread: Spread) -> Iterator[dict[str, Any]]:
-    """One line for each test row and output."""
+def _lines(session: Session, evaluation: Evaluation, spread: Spread) -> Iterator[Line]:
     known, split = evaluation.known, session.split("test")
     std = spread.variance.clamp(min=0).sqrt()
     mean = known.f if spread.mean is None else spread.mean

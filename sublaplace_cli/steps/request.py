@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 
-from ..catalog import FORMATS, FORMATS_TO_COME, METHODS, METHODS_TO_COME, NAMES_PREFIX, SUFFIXES
-from ..errors import NotAvailable, UserError, suggestion
+from ..catalog import FORMATS, METHODS, NAMES_PREFIX, PICTURE_SUFFIXES, PICTURES, SUFFIXES
+from ..errors import UserError, suggestion
+from .gate import limits_of_command
 from .settings import Settings, parse_bytes
 
 DEFAULT_METHOD = "gradient"
@@ -54,8 +56,6 @@ def parse_method(name: str) -> MethodCall:
     if name in METHODS:
         known = METHODS[name]
         return MethodCall(name, known.takes_k, known.nested, known.entry)
-    if name in METHODS_TO_COME:
-        raise NotAvailable(f"--method {name}")
     module, colon, function = name.partition(":")
     if colon and module.replace(".", "").isidentifier() and function.isidentifier():
         return MethodCall(name, takes_k=True, nested=False, entry=name, own_code=True)
@@ -152,7 +152,6 @@ def actual_k(choice: Choice, n_params: int) -> int | None:
 
 def check_usage(settings: Settings) -> None:
     """Refuse what is wrong or not there yet in the options, before anything is read."""
-    _refuse_unavailable(settings)
     _one_of("--score", settings.score, ("weighted", "unweighted"))
     _one_of("--reference", settings.reference, ("train", "test", "reference"))
     _one_of("--dtype", settings.dtype, ("float32", "float64"))
@@ -167,8 +166,9 @@ def check_usage(settings: Settings) -> None:
     _one_of("--format", settings.format, ("auto", *FORMATS))
     if settings.pool not in ("all", "2k", "paper") and not _is_count(settings.pool):
         raise UserError(f"--pool {settings.pool[:40]!r} is not a pool", hint="expected all, 2k, paper or a number")
-    if not 0 <= settings.seed < 2**63:
-        raise UserError(f"--seed {settings.seed} is out of range", hint="expected a number from 0 to 2^63 - 1")
+    for seed in settings.seeds:
+        if not 0 <= seed < 2**63:
+            raise UserError(f"--seed {seed} is out of range", hint="expected a number from 0 to 2^63 - 1")
     if settings.json and settings.format not in ("auto", "json"):
         raise UserError(f"--json and --format {settings.format} contradict each other")
     for option, text in (("--memory", settings.memory), ("--max-artifact", settings.max_artifact)):
@@ -182,6 +182,8 @@ def check_usage(settings: Settings) -> None:
             )
     if settings.samples is not None:
         _check_samples(settings)
+    limits_of_command(settings)
+    _check_pictures(settings)
     if settings.predictions is not None and settings.predictions.suffix not in (
         ".csv",
         ".jsonl",
@@ -203,22 +205,19 @@ def _check_samples(settings: Settings) -> None:
         )
 
 
-def _refuse_unavailable(settings: Settings) -> None:
-    asked = {
-        "several --checkpoint files at once": len(settings.checkpoint) > 1
-        or any("*" in c for c in settings.checkpoint),
-        "--plot": settings.plot is not None,
-        "--plot-kind": settings.plot_kind is not None,
-        "--report": settings.report is not None,
-        "--fail-if": bool(settings.fail_if),
-        "--baseline": settings.baseline is not None,
-        "--max-regression": bool(settings.max_regression),
-        "--significant": settings.significant,
-        f"--format {settings.format}": settings.format in FORMATS_TO_COME,
-    }
-    for what, wanted in asked.items():
-        if wanted:
-            raise NotAvailable(what)
+def _check_pictures(settings: Settings) -> None:
+    if settings.plot_kind is not None and settings.plot is None:
+        raise UserError("--plot-kind goes with --plot FILE")
+    if settings.plot is not None and settings.plot.suffix not in PICTURE_SUFFIXES:
+        raise UserError(f"--plot {settings.plot}: expected a file that ends in {', '.join(PICTURE_SUFFIXES)}")
+    if settings.report is not None and settings.report.suffix not in (".html", ".htm"):
+        raise UserError(f"--report {settings.report}: expected a file that ends in .html")
+    kind = settings.plot_kind or "curves"
+    _one_of("--plot-kind", kind, tuple(PICTURES))
+    if settings.plot is not None and kind == "scatter" and (settings.full != "exact" or settings.posterior):
+        raise UserError("--plot-kind scatter compares with the full posterior", hint="it goes with --full exact")
+    if (settings.plot is not None or settings.report is not None) and find_spec("matplotlib") is None:
+        raise UserError("--plot and --report need matplotlib", hint="install it with: pip install 'sublaplace[plot]'")
 
 
 def _is_count(word: str) -> bool:

@@ -23,7 +23,7 @@ from ..files.datasets import Scales, Split, data_files, load_splits, origin_of, 
 from ..files.networks import Network, load_network
 from ..files.run_folder import RunFolder, default_folder, fingerprint
 from ..files.spec import LoadedSpec, find_spec, load_spec
-from .identity import ensemble_files, identity_of, oracle_files
+from .identity import ensemble_files, identity_of, oracle_files, provenance_of
 from .inputs import InputReader, check_targets, prior_vector
 from .settings import Reporter, Settings, parse_bytes
 
@@ -124,6 +124,11 @@ class Session:
             "inputs": dict(inputs),
             **more,
         }
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What a result of this session was made from."""
+        return provenance_of(dict(self.identity), self.rescale, self.settings)
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:

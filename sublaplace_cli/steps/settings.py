@@ -29,7 +29,7 @@ class Settings:
     allow_outside: bool = False
     force: bool = False
     dry_run: bool = False
-    seed: int = 0
+    seeds: tuple[int, ...] = ()
     quiet: bool = False
     verbose: bool = False
     debug: bool = False
@@ -55,6 +55,11 @@ class Settings:
     baseline: Path | None = None
     max_regression: tuple[str, ...] = ()
     significant: bool = False
+
+    @property
+    def seed(self) -> int:
+        """The seed of one run; 0 where none is given."""
+        return self.seeds[0] if self.seeds else 0
 
 
 class Reporter(Protocol):

@@ -86,30 +86,6 @@ def test_wrong_usage(tool: Tool, project: Project, options: list[str], words: li
     assert contents(project.folder) == before, "what can be known early fails before any computing"
 
 
-NOT_YET = [
-    *(["--format", name] for name in ("jsonl", "junit", "github")),
-    *(["--plot", "p.png"], ["--plot-kind", "curves"], ["--report", "r.html"], ["--significant"]),
-    *(["--fail-if", "w2 > 1"], ["--baseline", "b.json"], ["--max-regression", "w2=1"]),
-    *(["--checkpoint", "a.pt", "--checkpoint", "b.pt"], ["--checkpoint", "*.pt"]),
-    *(["-o", "r.xml"], ["-o", "r.jsonl"]),
-]
-
-
-@pytest.mark.parametrize("options", NOT_YET, ids=" ".join)
-def test_what_is_to_come(tool: Tool, project: Project, options: list[str]) -> None:
-    words = () if options[0] == "-o" else ("not available in this version",)
-    refused(tool("evaluate", *options, cwd=project.folder), *words)
-    assert not (project.folder / ".sublaplace").exists()
-
-
-def test_what_is_to_come_in_the_spec(tool: Tool, project: Project) -> None:
-    for part in ({"gate": {"w2": {"max": 0.02}}},):
-        path = project.save(project.changed(**part), "later.yaml")
-        run = tool("evaluate", "--spec", path, cwd=project.folder)
-        refused(run, "later.yaml:", "not available in this version", next(iter(part)))
-    assert not (project.folder / ".sublaplace").exists()
-
-
 def test_one_method_and_one_k(tool: Tool, project: Project) -> None:
     refused(tool("select", "--method", "gradient,greedy", "--k", 3, cwd=project.folder), "one method", "evaluate")
     refused(tool("fit", "--k", "3,4", cwd=project.folder), "one k")

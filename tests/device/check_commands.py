@@ -99,8 +99,10 @@ def results(project: Project, device: str, report: Notes) -> list[Any]:
         settings = Settings(
             spec=project.folder / "sublaplace.yaml", device=device, dtype="float64", allow_code=("nets",), **options
         )
-        result = run_command(command, settings, report, json_text)
-        found.append({key: value for key, value in result.items() if key not in ("seconds", "artifacts", "device")})
+        result = run_command(command, settings, report, json_text).result
+        found.append(
+            {key: value for key, value in result.items() if key not in ("seconds", "artifacts", "device", "provenance")}
+        )
         found.append(sorted(result["artifacts"]))
         if "predictions" in options:
             found.append(options["predictions"].read_text())

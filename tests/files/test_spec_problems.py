@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from spec_texts import changed, problems, with_data, with_top
 
+from sublaplace_cli.files.spec import load_spec
+
 REQUIRED = "this key is required, but missing"
 CHANGED = [
     (changed("version: 1", "version: 2"), "1:10: version: expected 1, got the number 2"),
@@ -165,14 +167,33 @@ def test_classes(tmp_path: Path, classes: str) -> None:
     assert line.startswith(("5:36: model.wrap.binary-logodds.classes", "5:37: model.wrap.binary-logodds.classes[0]"))
 
 
-NOT_BUILT = [
-    ("gate: {w2: {max: 1}}", "9:1: gate: gate"),
-]
-
-
-@pytest.mark.parametrize(("line", "expected"), NOT_BUILT)
-def test_what_is_not_built_is_refused(tmp_path: Path, line: str, expected: str) -> None:
-    assert problems(tmp_path, with_top(line)) == [f"{expected} is not available in this version"]
+@pytest.mark.parametrize(
+    ("gate", "expected"),
+    [
+        ("5", "9:7: gate: expected a mapping such as {w2: {max: 0.02}}, got the number 5"),
+        ("{}", None),
+        ("{w2: {}}", "9:12: gate.w2: expected min, max or max_regression"),
+        ("{w2: {max: .nan}}", "9:18: gate.w2.max: "),
+        ("{w2: {max: -.inf}}", "9:18: gate.w2.max: "),
+        ("{w2: {max: x}}", '9:18: gate.w2.max: expected a number, got the text "x"'),
+        ("{w2: {maxx: 1}}", "9:13: gate.w2.maxx: unknown key; did you mean 'max'?"),
+        ("{nlll: {max: 1}}", "9:8: gate.nlll: unknown metric; did you mean 'nll'?"),
+        ("{w2: {max_regression: 5 %}}", None),
+        ("{w2: {max_regression: 5%, max: 1, min: 0}}", None),
+        ("{w2: {max_regression: -1}}", "9:29: gate.w2.max_regression: expected a finite number of at least 0"),
+        ("{w2: {max_regression: x%}}", "9:29: gate.w2.max_regression: expected a finite number of at least 0"),
+        ("{ipv: {max_regression: 1}}", "9:13: gate.ipv: it has no better direction"),
+        ("{w2: {min: 2, max: 1}}", "9:18: gate.w2.min: 2 is more than max 1"),
+    ],
+)
+def test_gates(tmp_path: Path, gate: str, expected: str | None) -> None:
+    if expected is None:
+        path = tmp_path / "sublaplace.yaml"
+        path.write_text(with_top(f"gate: {gate}"))
+        load_spec(path)
+        return
+    (line,) = problems(tmp_path, with_top(f"gate: {gate}"))
+    assert line.startswith(expected)
 
 
 @pytest.mark.parametrize(
@@ -222,5 +243,5 @@ gate: 1
         ["9:22:", "posterior.rescale:"],
         ["9:29:", "posterior.rescale:"],
         ["9:57:", "posterior.noise_variance:"],
-        ["10:1:", "gate:"],
+        ["10:7:", "gate:"],
     ]

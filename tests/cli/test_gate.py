@@ -1,0 +1,152 @@
+"""Gates, baselines and their exit codes through the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cli.cli_tools import Project, Tool, mlp, refused, save, strict
+
+
+def gate(tool: Tool, project: Project, *words, code: int, k: object = "5,10", **more):
+    run = tool("evaluate", "--k", k, "--json", *words, cwd=project.folder, **more)
+    assert run.code == code, run.err
+    return strict(run.out)["gate"], run
+
+
+def test_a_limit_that_holds_and_one_that_does_not(tool: Tool, project: Project) -> None:
+    found, run = gate(tool, project, "--fail-if", "w2 > 100", code=0)
+    assert found["passed"] is True
+    assert [check["k"] for check in found["checks"]] == [5, 10]
+    assert {"metric", "method", "k", "value", "limit", "passed"} <= found["checks"][0].keys()
+    assert found["checks"][0]["limit"] == "max 100"
+    assert "2 of 2 limits hold" in run.err
+    found, run = gate(tool, project, "--fail-if", "w2 > 0", "--fail-if", "rmse < 0", code=1)
+    assert [check["passed"] for check in found["checks"]] == [False, False, True, True]
+    assert "failed: gradient (k = 5): w2" in run.err
+
+
+def test_a_limit_on_what_is_not_known_is_4_and_1_wins(tool: Tool, project: Project) -> None:
+    found, run = gate(tool, project, "--fail-if", "accuracy < 0.5", code=4)
+    assert found["passed"] is None
+    assert "not judged" in run.err
+    gate(tool, project, "--fail-if", "accuracy < 0.5", "--fail-if", "w2 > 0", code=1)
+    gate(tool, project, "--fail-if", "w2 > 1", "--full", "none", code=4)
+
+
+def test_without_a_limit_nothing_fails(tool: Tool, project: Project) -> None:
+    found, _ = gate(tool, project, code=0)
+    assert found is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--fail-if", "nlll > 0"], ["unknown metric 'nlll'", "did you mean 'nll'"]),
+        (["--fail-if", "w2 > nan"], ["finite"]),
+        (["--fail-if", "w2 > inf"], ["finite"]),
+        (["--fail-if", "w2"], ["is not a limit", "w2 > 0.1"]),
+        (["--max-regression", "w2"], ["METRIC=AMOUNT"]),
+        (["--max-regression", "rescale=1"], ["no better direction"]),
+        (["--baseline", "nowhere.json"], ["--baseline nowhere.json", "No such file"]),
+        (["--baseline", "sublaplace.yaml"], ["not JSON"]),
+    ],
+)
+def test_wrong_gates_are_known_before_any_computing(tool: Tool, project: Project, options, words) -> None:
+    refused(tool("evaluate", "--k", 5, *options, cwd=project.folder), *words)
+    assert not (project.folder / ".sublaplace").exists()
+
+
+@pytest.fixture
+def baseline(tool: Tool, project: Project) -> str:
+    run = tool("evaluate", "--method", "gradient,norm", "--k", "5,10", "-o", "main.json", cwd=project.folder)
+    assert run.code == 0, run.err
+    return "main.json"
+
+
+def test_the_same_run_is_no_regression(tool: Tool, project: Project, baseline: str) -> None:
+    words = ("--method", "gradient,norm", "--baseline", baseline, "--max-regression", "w2=0.0001%")
+    found, _ = gate(tool, project, *words, "--max-regression", "coverage95_total=1e-9", code=0)
+    assert len(found["checks"]) == 6
+    assert {change["change"] for change in found["baseline"]["changes"] if change["metric"] == "nll"} == {0.0}
+
+
+def test_other_weights_are_compared_and_may_be_worse(tool: Tool, project: Project, baseline: str) -> None:
+    save(mlp([3, 8, 1], seed=1), project.folder / "other.safetensors")
+    words = ("--checkpoint", "other.safetensors", "--baseline", baseline)
+    codes = []
+    for limit in ("rmse=0", "rmse=1000"):
+        run = tool("evaluate", "--k", "5,10", *words, "--max-regression", limit, "--json", cwd=project.folder)
+        codes.append(run.code)
+        checks = strict(run.out)["gate"]["checks"]
+        assert all(check["baseline"] is not None and check["change"] != 0 for check in checks)
+    worse = strict(run.out)["gate"]["checks"][0]["change"] > 0
+    assert codes == [1 if worse else 0, 0]
+
+
+def test_another_k_method_or_other_data_is_4(tool: Tool, project: Project, baseline: str) -> None:
+    words = ("--baseline", baseline, "--max-regression", "w2=50%")
+    found, _ = gate(tool, project, *words, code=4, k=7)
+    assert "no row of gradient at k = 7" in found["checks"][0]["why"]
+    gate(tool, project, "--method", "greedy", *words, code=4)
+    gate(tool, project, *words, "--rescale", "scale", code=4)
+    project.spec["data"]["splits"]["test"] = {"rows": "23:"}
+    project.save()
+    found, _ = gate(tool, project, *words, code=4)
+    assert found["checks"][0]["why"] == "the baseline is of other data"
+    gate(tool, project, "--max-regression", "w2=50%", code=4)
+
+
+def test_a_moved_data_file_is_the_same_data(tool: Tool, project: Project, baseline: str) -> None:
+    (project.folder / "data.csv").rename(project.folder / "moved.csv")
+    project.spec["data"]["path"] = "moved.csv"
+    project.save()
+    gate(tool, project, "--baseline", baseline, "--max-regression", "w2=1%", code=0)
+
+
+def test_the_gate_of_the_spec(tool: Tool, project: Project) -> None:
+    gate(tool, project, code=0)
+    before = sorted(q.name for q in (project.folder / ".sublaplace").iterdir())
+    project.use(gate={"w2": {"max": 0.0}, "nll": {"min": -100, "max": 100}})
+    found, _ = gate(tool, project, code=1)
+    assert [check["limit"] for check in found["checks"]] == ["max 0"] * 2 + ["min -100"] * 2 + ["max 100"] * 2
+    project.use(gate={"w2": {"max": 100, "max_regression": "5%"}})
+    found, _ = gate(tool, project, code=4)
+    assert sorted(q.name for q in (project.folder / ".sublaplace").iterdir()) == before, "a limit changes no number"
+
+
+def test_a_gate_also_judges_a_posterior_alone(tool: Tool, project: Project) -> None:
+    assert tool("fit", "--k", 5, "--run-dir", "r", cwd=project.folder).code == 0
+    words = ("evaluate", "--posterior", "r/posterior-gradient-k5.safetensors", "--json")
+    assert tool(*words, "--fail-if", "nll > 1000", cwd=project.folder).code == 0
+    assert tool(*words, "--fail-if", "nll > -1000", cwd=project.folder).code == 1
+    assert tool(*words, "--fail-if", "w2 > 0", cwd=project.folder).code == 4
+
+
+def test_significance(tool: Tool, project: Project) -> None:
+    result = tool("evaluate", "--k", 5, "--json", cwd=project.folder).json()
+    row = result["rows"][0]
+    near, far = row["w2"] - 0.5 * row["w2_se"], row["w2"] - 2 * row["w2_se"]
+    gate(tool, project, "--fail-if", f"w2 > {near!r}", k=5, code=1)
+    found, run = gate(tool, project, "--fail-if", f"w2 > {near!r}", "--significant", k=5, code=0)
+    assert found["checks"][0]["within_error"] is True
+    assert "within error" in run.err
+    gate(tool, project, "--fail-if", f"w2 > {far!r}", "--significant", k=5, code=1)
+
+
+def test_a_broken_limit_still_prints_and_writes_everything(tool: Tool, project: Project) -> None:
+    words = ("--fail-if", "w2 > 0", "-o", "out.json", "-o", "out.xml", "-o", "out.md", "--predictions", "p.csv")
+    run = tool("evaluate", "--k", 5, *words, cwd=project.folder)
+    assert run.code == 1
+    assert run.out.startswith("method\tk\t")
+    assert strict((project.folder / "out.json").read_text())["gate"]["passed"] is False
+    assert "failed: gradient (k = 5)" in (project.folder / "out.md").read_text()
+    assert (project.folder / "p.csv").exists()
+
+
+def test_a_baseline_is_never_overwritten(tool: Tool, project: Project, baseline: str) -> None:
+    before = (project.folder / baseline).read_text()
+    run = tool("evaluate", "--k", 5, "--baseline", baseline, "-o", baseline, "--force", cwd=project.folder)
+    refused(run, "is an input of the run")
+    assert (project.folder / baseline).read_text() == before
+    assert json.loads(before)["provenance"]["metrics"] == 1

@@ -220,9 +220,14 @@ def _print(result: dict[str, Any], settings: Settings) -> None:
             print_result(line)
         return
     print_result(load(FORMATS[kind])(result))
-    summary = os.environ.get("GITHUB_STEP_SUMMARY")
-    if kind == "github" and summary:
-        from .formats_ci import github_summary
+    if kind == "github" and (summary := os.environ.get("GITHUB_STEP_SUMMARY")):
+        _append_summary(Path(summary), result)
 
-        with open(summary, "a") as file:  # the file is the runner's, and other steps write to it too
-            file.write(github_summary(result))
+
+def _append_summary(path: Path, result: dict[str, Any]) -> None:
+    """To the runner's file, which other steps write to as well."""
+    from .files.atomic import explain_write_errors
+    from .formats_ci import github_summary
+
+    with explain_write_errors(path), open(path, "a") as file:
+        file.write(github_summary(result))

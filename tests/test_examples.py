@@ -3,12 +3,94 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import yaml
+from cli.cli_tools import shell
+from junitparser import JUnitXml
+
 ROOT = Path(__file__).resolve().parents[1]
+CI = ROOT / "examples" / "ci"
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """The examples, as a checkout has them."""
+    ignored = shutil.ignore_patterns(".sublaplace", "paper")
+    return shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=ignored).parent
+
+
+def bash(text, folder, home, **more):
+    done = subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", text], cwd=folder, env={**shell(home), **more}, capture_output=True, text=True
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def workflow_steps():
+    (job,) = yaml.safe_load((CI / "github-actions.yml").read_text())["jobs"].values()
+    return job["defaults"]["run"]["working-directory"], [
+        step for step in job["steps"] if "sublaplace " in step.get("run", "")
+    ]
+
+
+def test_the_workflow_runs_as_an_action_would_run_it(checkout, tmp_path):
+    place, steps = workflow_steps()
+    assert [step["name"] for step in steps] == ["gate", "report"]
+    summary = tmp_path / "summary.md"
+    for step in steps:
+        code, out, err = bash(step["run"], checkout / place, tmp_path, GITHUB_STEP_SUMMARY=str(summary))
+        assert code == 0, err
+        if step["name"] == "gate":
+            assert out.strip().splitlines()[-1].startswith("::notice title=sublaplace::gate: 8 of 8 limits hold")
+    assert "| gradient | 200 |" in summary.read_text()
+    (suite,) = JUnitXml.fromfile(str(checkout / place / "junit.xml"))
+    assert suite.tests == 4
+    assert (checkout / place / "report.html").stat().st_size > 100_000
+
+
+def test_the_workflow_fails_where_a_limit_is_broken(checkout, tmp_path):
+    place, (gate, report) = workflow_steps()
+    broken = gate["run"].replace("w2_relative > 0.6", "w2_relative > 0.01")
+    code, out, _ = bash(broken, checkout / place, tmp_path)
+    assert code == 1
+    assert "::error title=sublaplace%3A w2_relative failed::" in out
+    code, _, err = bash(report["run"].replace("w2_relative > 0.6", "w2_relative > 0.01"), checkout / place, tmp_path)
+    assert code == 0, err
+    code, _, _ = bash(report["run"].replace("--k 200", "--k 0"), checkout / place, tmp_path)
+    assert code != 0, "a failure that is not the gate's stays one"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")
+def test_the_makefile_makes_what_is_missing_and_nothing_else(checkout, tmp_path):
+    folder = checkout / "examples" / "quickstart"
+    code, _, err = bash("make -f ../ci/Makefile gate all", folder, tmp_path)
+    assert code == 0, err
+    assert {"result.json", "report.html", "baseline.json"} <= {q.name for q in folder.iterdir()}
+    code, out, err = bash("make -f ../ci/Makefile", folder, tmp_path)
+    assert (code, "Nothing to be done" in out) == (0, True), err
+    code, out, err = bash("make -n -f ../ci/Makefile K=300", folder, tmp_path)
+    assert "jacobians" not in out
+    assert "select --method gradient --k 300" in out
+
+
+def test_the_loop_says_which_checkpoints_hold(checkout, tmp_path):
+    folder = checkout / "examples" / "quickstart"
+    text = "printf 'model.safetensors\nnone.pt\n' | bash ../ci/loop"
+    code, out, err = bash(text, folder, tmp_path)
+    assert code == 0, err
+    first, second = (line.split("\t") for line in out.splitlines())
+    assert first[:2] == ["model.safetensors", "holds"]
+    assert json.loads(first[2])["k"] == 200
+    assert second[:2] == ["none.pt", "failed"]
+    _, out, _ = bash("echo model.safetensors | LIMIT='w2 > 0' bash ../ci/loop", folder, tmp_path)
+    assert out.split("\t")[1] == "broken"
 
 
 def test_the_rescaling_study_on_the_quickstart(tmp_path):

@@ -48,7 +48,7 @@ class Baseline:
 def load_baseline(path: Path) -> Baseline:
     """Read and check it; anything but a result of `evaluate` is refused."""
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(), parse_constant=_no_number)
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
         raise UserError(f"--baseline {path}: {reason}", hint="expected what evaluate --json wrote") from None
@@ -65,6 +65,10 @@ def load_baseline(path: Path) -> Baseline:
                 raise UserError(f"--baseline {path}: {metric} is {str(value)[:40]!r}, expected a number or null")
     made_from = found.get("provenance")
     return Baseline(path, rows, made_from if isinstance(made_from, dict) else {}, "mean" in found)
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")
 
 
 def worsening(metric: str, value: float, before: float) -> float:

@@ -103,6 +103,7 @@ def combined(members: Sequence[Member], results: Sequence[dict[str, Any]]) -> di
                 "noise_variance": result["noise_variance"],
                 "prior_precision": result["prior_precision"],
                 "full": result["full"],
+                **{key: result[key] for key in ("tuned", "bracket") if key in result},
                 "artifacts": result["artifacts"],
             }
             for member, result in zip(members, results, strict=True)

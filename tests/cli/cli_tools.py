@@ -69,6 +69,15 @@ def call(*args: Any, cwd: Path, env: dict[str, str] | None = None, timeout: floa
     return Run(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
+def shell(folder: Path) -> dict[str, str]:
+    """An environment for scripts, with this checkout as the command `sublaplace`."""
+    command = folder / "bin" / "sublaplace"
+    command.parent.mkdir(exist_ok=True)
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m sublaplace_cli "$@"\n')
+    command.chmod(0o755)
+    return {**ENVIRONMENT, "PATH": f"{command.parent}:{os.environ['PATH']}"}
+
+
 def start(*args: Any, cwd: Path, env: dict[str, str] | None = None, **more: Any) -> subprocess.Popen:
     """The tool in the background."""
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}

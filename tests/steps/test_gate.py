@@ -207,6 +207,7 @@ def test_the_error_of_a_difference_is_of_both_sides(tmp_path):
         '{"schema": 1, "rows": [5]}',
         '{"schema": 1, "rows": [{"w2": "a"}]}',
         '{"schema": 1, "rows": [{"w2": true}]}',
+        '{"schema": 1, "rows": [{"w2": NaN}]}',
         "{" * 100_000,
     ],
 )

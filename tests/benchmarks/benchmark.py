@@ -3,6 +3,7 @@
 bash tests/benchmarks/run                     all cases, about ten minutes on two cores
 bash tests/benchmarks/run --only mlp-k1000    one of them
 bash tests/benchmarks/run -o result.json
+bash tests/benchmarks/run --peer-at backpack-128 --peer-at curvlinops-32    the peer's best and its default alone
 bash tests/benchmarks/run --large             networks that others cannot fit into memory, the better part of an hour
 """
 
@@ -68,8 +69,8 @@ def run(python: str, script: str, *arguments: object, limit: float | None = None
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def best_peer(python: str, bar: Bar) -> dict:
-    """The fastest of its backends and batch sizes, once each, then the least of three for the winner.
+def best_peer(python: str, bar: Bar, only: list[tuple[str, int]]) -> dict:
+    """The fastest of its backends and batch sizes (or of `only` these), once each, then the least of three for it.
 
     From large batches to small ones, until one is slower by half than the one before: smaller ones are slower still.
     """
@@ -77,6 +78,8 @@ def best_peer(python: str, bar: Bar) -> dict:
     for backend in bar.backends:
         before = float("inf")
         for batch in BATCHES:
+            if only and (backend, batch) not in only:
+                continue
             tried[backend, batch] = run(python, "peer.py", bar.case, backend, batch, 1, limit=LIMIT)
             seconds = tried[backend, batch].get("seconds")
             if seconds is not None and seconds > 1.5 * before:
@@ -148,8 +151,16 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=[bar.case for bar in (*BARS, *LARGE)])
     parser.add_argument("--large", action="store_true", help="the large cases instead")
     parser.add_argument("--peer", help="python of an environment with laplace-torch in it")
+    parser.add_argument(
+        "--peer-at",
+        action="append",
+        default=[],
+        metavar="BACKEND-BATCH",
+        help="only these of the peer's combinations, e.g. backpack-128; may be repeated",
+    )
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
+    only = [(name, int(batch)) for name, _, batch in (word.rpartition("-") for word in options.peer_at)]
     rows = []
     sys.stdout.write("| case | ours | beside it | bars |\n|---|---|---|---|\n")
     named = options.only or [bar.case for bar in (LARGE if options.large else BARS)]
@@ -157,7 +168,7 @@ def main() -> None:
         if bar.case not in named:
             continue
         ours = run(sys.executable, bar.script, bar.case)
-        peer = best_peer(options.peer, bar) if bar.speedup is not None and options.peer else None
+        peer = best_peer(options.peer, bar, only) if bar.speedup is not None and options.peer else None
         rows.append(judge(bar, ours, peer))
         sys.stdout.write(show(rows[-1]) + "\n")
         sys.stdout.flush()

@@ -125,7 +125,7 @@ class _Search:
             if int(self._stale(order).sum()) <= PANEL // 4:
                 return order
             sweep = self._top(min(SWEEP, self.cache.most))
-            self._refresh(sweep[self._stale(sweep)].sort().values)
+            self._refresh(sweep[self._stale(sweep)])
 
     def _stale(self, positions: Tensor) -> Tensor:
         old = self.as_of[positions] < len(self.chosen)
@@ -136,12 +136,13 @@ class _Search:
 
         A first look takes a few pivots only, which is enough to leave most candidates behind.
         """
+        self.cache.hold(sweep, self.bounds)
+        sweep = self.cache.in_held_order(sweep)
         since = self.as_of[sweep]
         until = torch.where(since == 0, min(FIRST_LOOK, len(self.chosen)), len(self.chosen))
         scratch = 2 * self.directions.shape[1] * (until - since) >= self.schur.cost()
         if self.careful:
             scratch.fill_(True)
-        self.cache.hold(sweep, self.bounds)
         for then in since[~scratch].unique().tolist():
             group = ((since == then) & ~scratch).nonzero().squeeze(1)
             loose = self._lower(sweep[group], then, int(until[group[0]]))

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -22,9 +23,7 @@ from .layout import Layout
 from .linalg import mirrored
 from .progress import Watch, unwatched
 
-Place = tuple[int, slice | Tensor, Tensor]  # a block's number, positions in S, positions in the block
 GRAM_TILE_BYTES = 2**30  # a Gram reads every tile once for each tile of the other side: the larger, the fewer times
-SCATTERED = 256  # columns that are put into scattered places at a time
 WEIGHED_ROWS = 1024  # rows of a matrix that are weighed at a time
 
 
@@ -147,34 +146,45 @@ def pull(jacobian: Jacobian, u: Tensor, memory: int) -> Tensor:
 def column_chunks(jacobian: Jacobian, S: Tensor, memory: int) -> Iterator[tuple[int, Tensor]]:
     """(first row, J[rows, S]ᵀ) in the order of S (k, m·C), reading only the blocks that hold some of S."""
     C = jacobian.outputs.shape[1]
-    places = _places(jacobian.pattern, S)
-    which = [i for i, _, _ in places]
-    for a, b in row_tiles(jacobian, memory, which, extra=16 * C * len(S)):
-        yield a, _put_together(jacobian.load(a, b, which), places, len(S), (b - a) * C)
+    places = _Places.of(jacobian.pattern, S)
+    for a, b in row_tiles(jacobian, memory, places.blocks, extra=16 * C * len(S)):
+        yield a, places.put_together(jacobian.load(a, b, places.blocks), (b - a) * C)
 
 
 def columns_of_blocks(blocks: Sequence[Block], S: Tensor, n_rows: int) -> Tensor:
     """Jᵀ at S out of the blocks of one pass (k, n_rows)."""
-    places = _places(blocks, S)
-    return _put_together([blocks[i] for i, _, _ in places], places, len(S), n_rows)
+    places = _Places.of(blocks, S)
+    return places.put_together([blocks[i] for i in places.blocks], n_rows)
 
 
-def _put_together(blocks: Sequence[Block], places: Sequence[Place], k: int, n_rows: int) -> Tensor:
-    J_S = torch.empty(k, n_rows, dtype=torch.float64, device=places[0][2].device)
-    for block, (_, positions, local) in zip(blocks, places, strict=True):
-        if isinstance(positions, slice):
-            block.put_columns(local, J_S[positions])
-            continue
-        for some, places_of_some in zip(local.split(SCATTERED), positions.split(SCATTERED), strict=True):
-            J_S.index_copy_(0, places_of_some, columns_of(block, some, n_rows))
-    return J_S
+@dataclass(frozen=True)
+class _Places:
+    """Where the columns S are: which blocks hold them, and where in each; they are put together in rising order."""
 
+    blocks: list[int]  # numbers of the blocks that hold some
+    columns: list[Tensor]  # positions within each of these
+    back: Tensor | None  # from rising order to that of S; None where they are the same
 
-def columns_of(block: Block, local: Tensor, n_rows: int) -> Tensor:
-    """Columns of one block (len(local), n_rows)."""
-    out = torch.empty(len(local), n_rows, dtype=torch.float64, device=local.device)
-    block.put_columns(local, out)
-    return out
+    @classmethod
+    def of(cls, blocks: Sequence[Block], S: Tensor) -> _Places:
+        rising, order = S.sort()
+        starts = torch.tensor([*(block.start for block in blocks), blocks[-1].span.stop], device=S.device)
+        cuts = torch.searchsorted(rising, starts).tolist()
+        held = [i for i, (a, b) in enumerate(pairwise(cuts)) if a < b]
+        in_order = bool((order[1:] > order[:-1]).all())
+        columns = [rising[cuts[i] : cuts[i + 1]] - blocks[i].start for i in held]
+        return cls(held, columns, None if in_order else order.argsort())
+
+    def put_together(self, blocks: Sequence[Block], n_rows: int) -> Tensor:
+        """Jᵀ at S (k, n_rows) out of the blocks that hold it."""
+        k = sum(map(len, self.columns))
+        J_S = torch.empty(k, n_rows, dtype=torch.float64, device=self.columns[0].device)
+        done = 0
+        for block, local in zip(blocks, self.columns, strict=True):
+            block.put_columns(local, J_S[done : done + len(local)])
+            done += len(local)
+        # Whole runs of memory moved once are quicker than columns written where they belong.
+        return J_S if self.back is None else J_S.index_select(0, self.back)
 
 
 def gram(left: Jacobian, right: Jacobian, prior: Tensor, memory: int, watch: Watch = unwatched) -> Tensor:
@@ -232,20 +242,3 @@ def weigh_rows(w: Tensor, W: Tensor) -> Tensor:
     """Wₙ wₙ for coefficients of weighted rows: (N·C, r) → (N·C, r)."""
     N, C, _ = W.shape
     return torch.einsum("ncd,ndr->ncr", W, w.reshape(N, C, -1)).reshape(N * C, -1)
-
-
-def _as_slice(positions: Tensor) -> slice | Tensor:
-    """Neighbours as a slice, which is quicker to fill than scattered places: S in rising order gives only such."""
-    first, last = int(positions[0]), int(positions[-1])
-    return slice(first, last + 1) if last - first + 1 == len(positions) else positions
-
-
-def _places(blocks: Sequence[Block], S: Tensor) -> list[Place]:
-    """For each block that holds some of S: its number, where in S they stand, and where in the block."""
-    places = []
-    for i, block in enumerate(blocks):
-        local = S - block.start
-        positions = ((local >= 0) & (local < block.width)).nonzero().squeeze(1)
-        if len(positions):
-            places.append((i, _as_slice(positions), local[positions]))
-    return places

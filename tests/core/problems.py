@@ -33,6 +33,13 @@ def block_gram(block: Block, other: Block, v: Tensor) -> Tensor:
     return total
 
 
+def columns_of(block: Block, local: Tensor, n_rows: int) -> Tensor:
+    """Columns of one block (len(local), n_rows)."""
+    out = torch.empty(len(local), n_rows, dtype=torch.float64, device=local.device)
+    block.put_columns(local, out)
+    return out
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """Ω of some training rows and a few test rows."""

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from core import problems
 from core.problems import block_gram, random_matrix
 from torch import Tensor
 
-from sublaplace_cli.core import blocks, conv, outer, precision
+from sublaplace_cli.core import blocks, conv, outer
 from sublaplace_cli.core.blocks import Block, DenseBlock, joined, kept_bytes
 from sublaplace_cli.core.conv import ConvBlock, Geometry
 from sublaplace_cli.core.embedding import EmbeddingBlock
@@ -92,7 +93,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
 
 def columns_of(block: Block, local: Tensor) -> Tensor:
-    return precision.columns_of(block, local, len(numbers(block)))
+    return problems.columns_of(block, local, len(numbers(block)))
 
 
 def prior_for(which: str, kind: Kind, width: int) -> Tensor:

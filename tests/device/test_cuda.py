@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import torch
 from cases import CASES, Case
-from core.problems import block_gram
+from core.problems import block_gram, columns_of
 
 from sublaplace_cli.core.capture import Captured, prepare_capture
 from sublaplace_cli.core.forward import map_inputs
 from sublaplace_cli.core.layout import Layout
-from sublaplace_cli.core.precision import columns_of
 
 pytestmark = [
     pytest.mark.cuda,

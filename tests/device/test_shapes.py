@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from core.problems import columns_of
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -23,7 +24,7 @@ from sublaplace_cli.core.layout import Layout
 from sublaplace_cli.core.likelihoods import binary
 from sublaplace_cli.core.linalg import solve_lower, solve_lower_transposed
 from sublaplace_cli.core.posterior import SubnetPosterior, diagonal_variance
-from sublaplace_cli.core.precision import Precision, columns_of, row_norms, weigh_columns
+from sublaplace_cli.core.precision import Precision, row_norms, weigh_columns
 from sublaplace_cli.core.structure import Layer, layer_blocks, recognise
 from sublaplace_cli.models.cifar_resnet import cifar_resnet
 

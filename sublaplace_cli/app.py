@@ -142,7 +142,7 @@ def _run(command: str, settings: Settings, console: Console) -> int:
     signals.check()
     if not settings.dry_run:
         _write_files(outcome, settings)
-    _print(outcome.result, settings)
+    _print(outcome.result, settings, console)
     return _judged(outcome.result, settings, console)
 
 
@@ -210,7 +210,7 @@ def _format_of(settings: Settings) -> str:
     return ("table" if sys.stdout.isatty() else "tsv") if kind == "auto" else kind
 
 
-def _print(result: dict[str, Any], settings: Settings) -> None:
+def _print(result: dict[str, Any], settings: Settings, console: Console) -> None:
     kind = _format_of(settings)
     if kind == "table" and settings.format == "auto":  # on a terminal: as wide as it is
         from .formats import gate_lines, short_grid, title
@@ -220,14 +220,17 @@ def _print(result: dict[str, Any], settings: Settings) -> None:
             print_result(line)
         return
     print_result(load(FORMATS[kind])(result))
-    if kind == "github" and (summary := os.environ.get("GITHUB_STEP_SUMMARY")):
-        _append_summary(Path(summary), result)
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if kind == "github" and summary and not settings.dry_run:
+        _append_summary(summary, result, console)
 
 
-def _append_summary(path: Path, result: dict[str, Any]) -> None:
-    """To the runner's file, which other steps write to as well."""
-    from .files.atomic import explain_write_errors
+def _append_summary(path: str, result: dict[str, Any], console: Console) -> None:
+    """To the runner's file, which other steps write to as well; the verdict does not depend on it."""
     from .formats_ci import github_summary
 
-    with explain_write_errors(path), open(path, "a") as file:
-        file.write(github_summary(result))
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(github_summary(result))
+    except OSError as error:
+        console.warn(f"GITHUB_STEP_SUMMARY {path}: {error.strerror}; the summary was not written")

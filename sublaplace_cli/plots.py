@@ -29,6 +29,7 @@ SECOND = {
     "coverage95_total": "coverage of the targets by 95 % intervals",
     "nll": "negative log-likelihood",
 }
+NOISE = 1e-9  # of the standard deviations: a smaller W2 is rounding
 MOST_LAYERS = 40  # rows of a map; larger networks are added up by module
 
 
@@ -71,15 +72,15 @@ def _panel(axes: Axes, rows: Sequence[Row], metric: str) -> None:
     drawn = False
     for number, method in enumerate(methods):
         own = sorted((row for row in rows if row["method"] == method and _shown(row, metric, log)),
-                     key=lambda row: row["k"] or 0)  # fmt: skip
+                     key=lambda row: _k(row) or 0)  # fmt: skip
         if not own:
             continue
         drawn = True
         colour, marker = _colour(number), _marker(number)
-        if method == "full" or own[0]["k"] is None:
+        if method == "full" or _k(own[0]) is None:
             axes.axhline(own[0][metric], color=colour, linestyle=DASHES[number % len(DASHES)], label=method)
             continue
-        ks, values = [row["k"] for row in own], [row[metric] for row in own]
+        ks, values = [_k(row) or 0 for row in own], [row[metric] for row in own]
         hollow: dict[str, Any] = {"marker": "D", "markerfacecolor": "none", "markersize": 9, "linestyle": "none"}
         plain: dict[str, Any] = {"marker": marker, "markersize": 5, "linewidth": 1.6}
         axes.plot(ks, values, color=colour, label=method, **(hollow if method == "neural-linear" else plain))
@@ -87,7 +88,7 @@ def _panel(axes: Axes, rows: Sequence[Row], metric: str) -> None:
     _bracket(axes, rows, metric, methods)
     axes.set_xlabel("k, number of parameters in the sub-network")
     axes.set_xscale("log")
-    _name_ticks(axes, sorted({row["k"] for row in rows if row["k"] is not None and row["method"] != "full"}))
+    _name_ticks(axes, sorted({k for row in rows if (k := _k(row)) is not None and row["method"] != "full"}))
     if log and drawn:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
@@ -108,9 +109,15 @@ def _name_ticks(axes: Axes, ks: list[int]) -> None:
         axes.xaxis.set_minor_locator(NullLocator())
 
 
+def _k(row: Row) -> int | None:
+    """k of a row; of a mean over runs that differ in it, their mean."""
+    return round(sum(row["ks"]) / len(row["ks"])) if "ks" in row else row["k"]
+
+
 def _shown(row: Row, metric: str, log: bool) -> bool:
+    """On a log axis rounding noise is left out: a sub-network of all parameters has W2 = 0 but for that."""
     value = row.get(metric)
-    return value is not None and (value > 0 or not log)
+    return value is not None and (not log or value > NOISE * (row.get("mean_std") or 0.0))
 
 
 def _band(axes: Axes, ks: list[int], rows: Sequence[Row], metric: str, colour: str) -> None:

@@ -82,7 +82,7 @@ def test_junit(result):
     assert (suite.tests, suite.failures, suite.errors) == (4, 1, 1)
     assert [[type(outcome) for outcome in case.result] for case in cases] == [[], [Failure], [Error], []]
     assert cases[1].result[0].message == (
-        "gradient (k = 5): w2 = 0.125, limit max 0.1; the difference is beyond the standard error of 0.01"
+        "gradient (k = 5): w2 = 0.125, limit max 0.1; broken by more than the standard error of 0.01"
     )
     assert "the test rows have no targets" in cases[2].result[0].message
     assert cases[2].classname.startswith("names:a|b<&%\"'")

@@ -34,6 +34,13 @@ class Rescale:
     c: float | None = 1.0
     b: float = 0.0
 
+    @property
+    def kind(self) -> Kind:
+        """By what it does: `hybrid` without a remainder is `scale`."""
+        if self.b:
+            return "hybrid"
+        return "none" if self.c == 1.0 else "scale"
+
     def apply(self, variance: Tensor, outside: Tensor) -> Tensor:
         return (1.0 if self.c is None else self.c) * variance + self.b * outside
 

@@ -24,6 +24,7 @@ class Baseline:
     rows: list[Row]  # of a sweep over checkpoints: the means
     made_from: Mapping[str, Any]
     is_sweep: bool
+    bracket: Any = None
 
     def unlike(self, result: Mapping[str, Any], metric: str) -> str | None:
         """Why a metric of this result cannot be compared with it; None where it can."""
@@ -36,19 +37,32 @@ class Baseline:
             return f"the baseline has --rescale {theirs.get('rescale')}, this run {mine['rescale']}"
         if metric == "coverage95" and theirs.get("oracle_sha256") != mine["oracle_sha256"]:
             return "the baseline has another oracle"
+        if metric in ("w2_low", "w2_high") and self.bracket != _bracket(result):
+            return "the baseline has another bracket (--full-rows)"
         if self.is_sweep != ("mean" in result):
             return "of the baseline and this run, one is of several checkpoints and one is not"
         return None
 
-    def row(self, method: str, k: int | None) -> Row | None:
-        """Its row of this method at this k."""
-        return next((row for row in self.rows if row.get("method") == method and row.get("k") == k), None)
+    def row(self, like: Row) -> Row | None:
+        """Its row of the same method at the same k."""
+        return next((row for row in self.rows if _key(row) == _key(like)), None)
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    """What a row is found by; `ks` are those of a mean over runs that differ in k."""
+    return row.get("method"), row.get("k"), row.get("ks")
+
+
+def _bracket(result: Mapping[str, Any]) -> Any:
+    if "checkpoints" in result:
+        return [member.get("bracket") for member in result["checkpoints"]]
+    return result.get("bracket")
 
 
 def load_baseline(path: Path) -> Baseline:
     """Read and check it; anything but a result of `evaluate` is refused."""
     try:
-        found = json.loads(path.read_text(), parse_constant=_no_number)
+        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
         raise UserError(f"--baseline {path}: {reason}", hint="expected what evaluate --json wrote") from None
@@ -59,12 +73,20 @@ def load_baseline(path: Path) -> Baseline:
             hint="make one with: sublaplace evaluate … -o baseline.json",
         )
     for row in rows:
-        for metric in METRICS:
-            value = row.get(metric)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-                raise UserError(f"--baseline {path}: {metric} is {str(value)[:40]!r}, expected a number or null")
+        for key in (name for metric in METRICS for name in (metric, f"{metric}_se")):
+            if row.get(key) is not None and not _is_number(row[key]):
+                raise UserError(f"--baseline {path}: {key} is {str(row[key])[:40]!r}, expected a finite number or null")
+    if len({json.dumps(_key(row)) for row in rows}) < len(rows):
+        raise UserError(f"--baseline {path}: it has two rows of the same method and k")
     made_from = found.get("provenance")
-    return Baseline(path, rows, made_from if isinstance(made_from, dict) else {}, "mean" in found)
+    return Baseline(path, rows, made_from if isinstance(made_from, dict) else {}, "mean" in found, _bracket(found))
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def _no_number(word: str) -> None:
@@ -89,7 +111,7 @@ def changes(result: Mapping[str, Any], baseline: Baseline) -> list[dict[str, Any
     """Every metric with a direction that both have: before, now, and whether the change is within its error."""
     found = []
     for row in compared_rows(result):
-        before = baseline.row(row["method"], row["k"])
+        before = baseline.row(row)
         for metric, direction in METRICS.items():
             if before is None or direction is None or row.get(metric) is None or before.get(metric) is None:
                 continue

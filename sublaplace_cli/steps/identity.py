@@ -89,7 +89,9 @@ def _is_open(spec: LoadedSpec) -> bool:
 
 def provenance_of(identity: dict[str, Any], rescale: str, settings: Settings) -> dict[str, Any]:
     """What a result was made from: what a reader wants to know, and what two results must share to be compared."""
-    rows = _without_paths(identity["spec"]["data"])
+    spec = _without_paths(identity["spec"])
+    rows = [identity["data"], spec["data"], spec["task"], spec["model"].get("wrap")]
+    oracle = None if identity["oracle"] is None else digest_of([identity["oracle"], spec["oracle"]])
     return {
         "tool": __version__,
         "torch": torch.__version__,
@@ -97,8 +99,8 @@ def provenance_of(identity: dict[str, Any], rescale: str, settings: Settings) ->
         "fingerprint": fingerprint(identity),
         "weights_sha256": identity["weights"],
         "data_sha256": identity["data"],
-        "rows_sha256": digest_of([identity["data"], rows]),
-        "oracle_sha256": identity["oracle"],
+        "rows_sha256": digest_of(rows),
+        "oracle_sha256": oracle,
         "rescale": rescale,
         "dtype": settings.dtype,
         "seed": settings.seed,
@@ -106,7 +108,7 @@ def provenance_of(identity: dict[str, Any], rescale: str, settings: Settings) ->
 
 
 def _without_paths(data: Any) -> Any:
-    """Which rows and columns, wherever the files lie."""
+    """What a part of the spec says, wherever the files lie."""
     if isinstance(data, dict):
-        return {key: _without_paths(value) for key, value in data.items() if key != "path"}
+        return {key: _without_paths(value) for key, value in data.items() if key not in ("path", "predictions")}
     return [_without_paths(value) for value in data] if isinstance(data, list) else data

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ..errors import UserError
+from ..files.atomic import PART
 from .session import Session
 from .settings import Settings
 
@@ -27,18 +29,32 @@ def check_outputs(settings: Settings) -> None:
             raise UserError(f"{option} {path}: two results cannot go to the same file")
         if path.is_dir():
             raise UserError(f"{option} {path} is a folder, expected a file name")
+        if exists and not path.is_file():
+            raise UserError(f"{option} {path} is not a regular file", hint="for stdout, leave the option out")
         if exists and not settings.force:
             raise UserError(f"{option} {path}: the file exists already", hint="choose another name, or add --force")
         if not path.absolute().parent.is_dir():
             raise UserError(f"{option} {path}: there is no folder {path.absolute().parent}")
+        if not settings.dry_run:
+            _try_to_write(option, path)
         seen.add(place)
+
+
+def _try_to_write(option: str, path: Path) -> None:
+    """Better now than after the work."""
+    trial = path.with_name(f".{path.name}.{os.getpid()}{PART}")
+    try:
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise UserError(f"{option} {path}: it cannot be written here: {error.strerror}") from error
 
 
 def protect_inputs(session: Session) -> None:
     """Not even --force may overwrite what the run reads."""
-    baseline = session.settings.baseline
-    read = [*session.input_files, *([] if baseline is None else [baseline])]
-    inputs = {path.resolve() for path in read}
+    settings = session.settings
+    named = (settings.baseline, settings.posterior, settings.indices)
+    inputs = {path.resolve() for path in (*session.input_files, *named) if path is not None}
     for option, path in _named_outputs(session.settings):
         if path.resolve() in inputs:
             raise UserError(f"{option} {path}: this file is an input of the run", hint="choose another name")

@@ -123,7 +123,7 @@ def run(session: Session, found: Artifact) -> Evaluation:
         "prior_precision": given,
         "device": str(session.device),
         "workers": 1,
-        "provenance": session.provenance,
+        "provenance": {**session.provenance, "rescale": fitted.rescale.kind},
         "full": None,
         "rows": [row_of(spread, score(spread.variance.clamp(min=0).sqrt(), known), ipv, None, known.no_full)],
         "gate": None,

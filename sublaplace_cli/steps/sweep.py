@@ -5,6 +5,8 @@ from __future__ import annotations
 import glob
 import hashlib
 import math
+import os
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -40,14 +42,18 @@ def members_of(settings: Settings) -> list[Member]:
     """Every checkpoint with every seed, in their order; patterns are filled in, in the order of names."""
     found: list[str] = []
     for word in settings.checkpoint:
-        files = sorted(glob.glob(word, recursive=True)) if _is_pattern(word) else [word]
+        files = sorted(filter(os.path.isfile, glob.glob(word, recursive=True))) if _is_pattern(word) else [word]
         if not files:
             raise UserError(f"--checkpoint {word}: no file matches this pattern")
+        if not os.path.isfile(files[0]):  # before the first run, not when its turn comes
+            raise UserError(f"--checkpoint {word}: no such file")
         found += files
-    checkpoints: list[str | None] = [*dict.fromkeys(found)] or [None]
+    # Each file once, by whatever name: a run that is counted twice would make a standard error too small.
+    once = {os.path.realpath(name): name for name in reversed(found)}
+    checkpoints: list[str | None] = [*reversed(once.values())] or [None]
     members = []
     for checkpoint in checkpoints:
-        for seed in settings.seeds or (0,):
+        for seed in dict.fromkeys(settings.seeds or (0,)):
             own = replace(settings, checkpoint=() if checkpoint is None else (checkpoint,), seeds=(seed,))
             if settings.run_dir is not None:
                 own = replace(own, run_dir=settings.run_dir / _folder(checkpoint, seed))
@@ -56,7 +62,7 @@ def members_of(settings: Settings) -> list[Member]:
 
 
 def _is_pattern(word: str) -> bool:
-    return any(sign in word for sign in "*?[") and not Path(word).exists()
+    return any(sign in word for sign in "*?[") and not os.path.exists(word)
 
 
 def _folder(checkpoint: str | None, seed: int) -> str:
@@ -91,9 +97,9 @@ def combined(members: Sequence[Member], results: Sequence[dict[str, Any]]) -> di
     return {
         **{key: _shared([result[key] for result in results]) for key in COMMON},
         "provenance": {key: _shared([r["provenance"][key] for r in results]) for key in results[0]["provenance"]},
-        "full": _mean(fulls) if all(full is not None for full in fulls) else None,
+        "full": _mean(fulls, members) if all(full is not None for full in fulls) else None,
         "rows": rows,
-        "mean": [_mean([result["rows"][i] for result in results]) for i in range(len(results[0]["rows"]))],
+        "mean": [_mean([result["rows"][i] for result in results], members) for i in range(len(results[0]["rows"]))],
         "checkpoints": [
             {
                 "checkpoint": member.checkpoint,
@@ -118,11 +124,16 @@ def _shared(values: Sequence[Any]) -> Any:
     return values[0] if all(value == values[0] for value in values) else None
 
 
-def _mean(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and standard error (ddof 1) of every metric over the runs."""
+def _mean(rows: Sequence[dict[str, Any]], members: Sequence[Member]) -> dict[str, Any]:
+    """Mean and standard error (ddof 1) of every metric over the runs.
+
+    Seeds of one checkpoint are no further trainings: with several checkpoints the error is over their own means.
+    """
     ks = [row["k"] for row in rows]
     mean: dict[str, Any] = {"method": rows[0]["method"], "k": _shared(ks), "n": len(rows)}
-    why = {} if mean["k"] == ks[0] else {"k": f"it differs between the runs: {', '.join(map(str, ks))}"}
+    why = {}
+    if mean["k"] != ks[0]:
+        mean["ks"], why["k"] = ks, f"it differs between the runs: {', '.join(map(str, ks))}"
     for metric in METRICS:
         if metric not in rows[0]:
             continue
@@ -132,13 +143,23 @@ def _mean(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             reasons = [row["why"].get(metric) for row in rows if row[metric] is None]
             why[metric] = reasons[0] or "not known in every run"
             continue
-        mean[metric] = math.fsum(values) / len(values)
-        if len(values) > 1:
-            spread = math.fsum((value - mean[metric]) ** 2 for value in values) / (len(values) - 1)
-            mean[f"{metric}_se"] = math.sqrt(spread / len(values))
+        mean[metric] = statistics.fmean(values)
+        units = _independent(values, members)
+        if len(units) > 1:
+            mean[f"{metric}_se"] = statistics.stdev(units) / math.sqrt(len(units))
         else:
             why[f"{metric}_se"] = "one run has no standard error"
     return {**mean, "why": why}
+
+
+def _independent(values: Sequence[float], members: Sequence[Member]) -> list[float]:
+    """A value for each checkpoint; where there is one, for each seed."""
+    by_checkpoint: dict[str, list[float]] = {}
+    for member, value in zip(members, values, strict=True):
+        by_checkpoint.setdefault(member.checkpoint, []).append(value)
+    if len(by_checkpoint) == 1:
+        return list(values)
+    return [statistics.fmean(own) for own in by_checkpoint.values()]
 
 
 def _added(seconds: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -144,6 +144,45 @@ def test_a_broken_limit_still_prints_and_writes_everything(tool: Tool, project: 
     assert (project.folder / "p.csv").exists()
 
 
+def test_another_task_on_the_same_data_is_not_compared(tool: Tool, make) -> None:
+    project = make("multiclass", 3)
+    words = ("evaluate", "--k", 5, "--json")
+    assert tool(*words, "-o", "main.json", cwd=project.folder).code == 0
+    for classes in ([0], [1, 2]):
+        wrap = {"binary-logodds": {"classes": classes}}
+        path = project.save(
+            project.changed(task="binary", model={**project.spec["model"], "wrap": wrap}), "binary.yaml"
+        )
+        run = tool(*words, "--spec", path, "--baseline", "main.json", "--max-regression", "nll=100", cwd=project.folder)
+        assert run.code == 4
+        assert strict(run.out)["gate"]["checks"][0]["why"] == "the baseline is of other data"
+
+
+def test_a_rescaled_posterior_alone_says_so(tool: Tool, project: Project) -> None:
+    fit = ("fit", "--k", 5, "--run-dir", "r")
+    assert tool(*fit, cwd=project.folder).code == tool(*fit, "--rescale", "scale", cwd=project.folder).code == 0
+    plain, scaled = (f"r/posterior-gradient-k5{kind}.safetensors" for kind in ("", "-scale"))
+    assert tool("evaluate", "--posterior", plain, "-o", "main.json", cwd=project.folder).code == 0
+    words = ("evaluate", "--posterior", scaled, "--baseline", "main.json", "--max-regression", "nll=100")
+    assert tool(*words, cwd=project.folder).code == 4
+    for path in (plain, scaled):
+        run = tool("evaluate", "--posterior", path, "--predictions", path, "--force", cwd=project.folder)
+        refused(run, "is an input of the run")
+
+
+def test_the_summary_of_a_job(tool: Tool, project: Project) -> None:
+    words = ("evaluate", "--method", "map,gradient", "--k", 5, "--format", "github", "--fail-if", "w2 > 0")
+    summary = {"GITHUB_STEP_SUMMARY": str(project.folder / "summary.md")}
+    tool(*words, "--dry-run", cwd=project.folder, env=summary)
+    assert not (project.folder / "summary.md").exists()
+    for _ in range(2):
+        assert tool(*words, cwd=project.folder, env={**summary, "LC_ALL": "C", "PYTHONUTF8": "0"}).code == 1
+    assert (project.folder / "summary.md").read_text().count("### sublaplace") == 2
+    run = tool(*words, cwd=project.folder, env={"GITHUB_STEP_SUMMARY": str(project.folder)})
+    assert run.code == 1
+    assert "the summary was not written" in run.err
+
+
 def test_a_baseline_is_never_overwritten(tool: Tool, project: Project, baseline: str) -> None:
     before = (project.folder / baseline).read_text()
     run = tool("evaluate", "--k", 5, "--baseline", baseline, "-o", baseline, "--force", cwd=project.folder)

@@ -72,6 +72,8 @@ def test_curves_of_a_sweep_and_of_a_bracket(tool: Tool, project: Project) -> Non
         (["--plot", "a.png", "--plot-kind", "map", "--method", "norm"], ["chooses a sub-network"]),
         (["--report", "a.pdf"], [".html"]),
         (["--plot", "no/a.png"], ["no folder"]),
+        (["--plot", "/proc/a.png"], ["cannot be written here"]),
+        (["-o", "/dev/null", "--format", "json", "--force"], ["not a regular file"]),
         (["--plot", "a.png", "-o", "a.png"], ["a.png"]),
         (["--report", "sublaplace.yaml"], [".html"]),
     ],

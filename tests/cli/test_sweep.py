@@ -9,6 +9,7 @@ import statistics
 
 import pytest
 from cli.cli_tools import Project, Tool, core, mlp, refused, save, strict
+from junitparser import JUnitXml
 
 
 @pytest.fixture
@@ -58,6 +59,42 @@ def test_seeds(tool: Tool, project: Project) -> None:
     assert [row["seed"] for row in result["rows"]] == [1, 2]
     alone = tool(*words, "--seed", 2, cwd=project.folder).json()
     assert result["rows"][1]["w2"] == alone["rows"][0]["w2"] != result["rows"][0]["w2"]
+
+
+def test_the_same_run_counts_once(tool: Tool, project: Project) -> None:
+    twice = ("--checkpoint", "model.safetensors", "--checkpoint", "./model.safetensors", "--seed", 3, "--seed", 3)
+    result = tool("evaluate", "--k", 5, *twice, "--json", cwd=project.folder).json()
+    assert [row["seed"] for row in result["rows"]] == [3]
+
+
+def test_seeds_of_one_checkpoint_are_no_further_trainings(tool: Tool, runs: Project) -> None:
+    words = ("evaluate", "--k", 5, *PATTERN, "--json")
+    one = tool(*words, cwd=runs.folder).json()["mean"][0]
+    three = tool(*words, "--seed", 0, "--seed", 1, "--seed", 2, cwd=runs.folder).json()["mean"][0]
+    assert three["n"] == 9
+    assert three["w2"] == pytest.approx(one["w2"], rel=1e-12)
+    assert three["w2_se"] == pytest.approx(one["w2_se"], rel=1e-9), "gradient does not depend on the seed"
+
+
+def test_k_auto_in_a_sweep(tool: Tool, runs: Project) -> None:
+    words = ("evaluate", "--k", "auto", *PATTERN)
+    for retain in (0.3, 0.6):
+        assert (
+            tool(*words, "--retain", retain, "-o", f"{retain}.json", "--plot", f"{retain}.svg", cwd=runs.folder).code
+            == 0
+        )
+    low, high = (json.loads((runs.folder / f"{retain}.json").read_text())["mean"][0] for retain in (0.3, 0.6))
+    assert low["n"] == 3
+    assert (low["k"], low.get("ks")) != (high["k"], high.get("ks"))
+    run = tool(*words, "--retain", 0.6, "--baseline", "0.3.json", "--max-regression", "w2=9", cwd=runs.folder)
+    assert run.code == 4
+
+
+def test_checks_of_seeds_have_names_of_their_own(tool: Tool, project: Project) -> None:
+    words = ("evaluate", "--method", "random", "--k", 5, "--seed", 0, "--seed", 1, "--fail-if", "w2 > 0")
+    run = tool(*words, "--format", "junit", cwd=project.folder)
+    cases = [case for suite in JUnitXml.fromstring(run.out.encode()) for case in suite]
+    assert len({(case.classname, case.name) for case in cases}) == 2
 
 
 def test_a_pattern_of_one_has_a_mean_and_no_error(tool: Tool, runs: Project) -> None:
@@ -130,6 +167,11 @@ def test_what_a_sweep_cannot_do(tool: Tool, runs: Project) -> None:
     for command in ("jacobians", "select", "fit"):
         refused(tool(command, *PATTERN, cwd=runs.folder), "one checkpoint", "for c in")
     refused(tool("evaluate", "--seed", 1, "--seed", -1, cwd=runs.folder), "out of range")
+    refused(tool("evaluate", "--checkpoint", "a" * 300 + "*", cwd=runs.folder), "no file matches")
+    absent = ("--checkpoint", "runs/0.safetensors", "--checkpoint", "runs/absent.safetensors")
+    refused(tool("evaluate", *absent, cwd=runs.folder), "runs/absent.safetensors", "no such file")
+    assert not (runs.folder / ".sublaplace").exists(), "known before the first run"
+    (runs.folder / "runs" / "5.safetensors").mkdir()  # a folder is no checkpoint
     (runs.folder / "runs" / "9.safetensors").write_text("broken")
     refused(tool("evaluate", "--k", 5, *PATTERN, "-o", "x.json", cwd=runs.folder), "9.safetensors")
     assert not (runs.folder / "x.json").exists()

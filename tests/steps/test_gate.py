@@ -149,6 +149,26 @@ def test_a_baseline_of_something_else_is_not_compared_with(tmp_path, made_from, 
     assert exit_code({"gate": gate}) == 4
     assert words in gate["checks"][0]["why"]
     assert gate["baseline"]["changes"] == []
+    without_limits = judge(result({"w2": 0.1}), [], baseline, False)
+    assert exit_code({"gate": without_limits}) == 4, "a comparison that cannot be made is never a pass"
+    assert words in described(without_limits["checks"][0])
+
+
+def test_brackets_are_compared_with_the_same_bracket(tmp_path):
+    path = tmp_path / "baseline.json"
+    path.write_text(json.dumps({**result({"w2_high": 0.1}), "bracket": {"rows": 50, "sets": 2}}))
+    baseline, limit = load_baseline(path), parse_max_regression("w2_high=1")
+    for rows, code in ((50, 0), (300, 4)):
+        found = {**result({"w2_high": 0.1}), "bracket": {"rows": rows, "sets": 2}}
+        assert outcome(found, [limit], baseline)[0] == code
+
+
+def test_means_over_different_k_are_found_by_all_of_them(tmp_path):
+    baseline = saved(tmp_path, {"w2": 0.1, "k": None, "ks": [3, 4]})
+    limit = parse_max_regression("w2=1")
+    assert outcome(result({"w2": 0.1, "k": None, "ks": [3, 4]}), [limit], baseline)[0] == 0
+    assert outcome(result({"w2": 0.1, "k": None, "ks": [3, 5]}), [limit], baseline)[0] == 4
+    assert outcome(result({"w2": 0.1, "k": None}), [limit], baseline)[0] == 4
 
 
 def test_an_oracle_matters_to_its_coverage_alone(tmp_path):
@@ -184,7 +204,7 @@ def test_a_limit_broken_by_no_more_than_its_error(value, error, significant, cod
     assert exit_code({"gate": gate}) == code
     if value == 0.11 and error:
         assert gate["checks"][0]["within_error"] is True
-        assert "within the standard error" in described(gate["checks"][0])
+        assert "broken by no more than the standard error" in described(gate["checks"][0])
 
 
 def test_the_error_of_a_difference_is_of_both_sides(tmp_path):
@@ -193,6 +213,9 @@ def test_the_error_of_a_difference_is_of_both_sides(tmp_path):
     assert outcome(result(near), [limit], baseline, significant=True) == (0, [True])
     assert outcome(result(far), [limit], baseline, significant=True) == (1, [False])
     assert outcome(result(near), [limit], baseline) == (1, [False])
+    beyond_allowed = {"w2": 0.235, "w2_se": 0.03}  # by 0.035 more than the 0.1 that is allowed, the error being 0.05
+    allowed = parse_max_regression("w2=0.1")
+    assert outcome(result(beyond_allowed), [allowed], baseline, significant=True) == (0, [True])
 
 
 @pytest.mark.parametrize(
@@ -208,6 +231,10 @@ def test_the_error_of_a_difference_is_of_both_sides(tmp_path):
         '{"schema": 1, "rows": [{"w2": "a"}]}',
         '{"schema": 1, "rows": [{"w2": true}]}',
         '{"schema": 1, "rows": [{"w2": NaN}]}',
+        '{"schema": 1, "rows": [{"w2": 1e999}]}',
+        '{"schema": 1, "rows": [{"w2_se": "x"}]}',
+        f'{{"schema": 1, "rows": [{{"w2": {"9" * 400}}}]}}',
+        '{"schema": 1, "rows": [{"method": "a", "k": 1}, {"method": "a", "k": 1}]}',
         "{" * 100_000,
     ],
 )

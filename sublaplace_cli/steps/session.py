@@ -127,7 +127,7 @@ class Session:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What a result of this session was made from."""
+        """What a result is made from."""
         return provenance_of(dict(self.identity), self.rescale, self.settings)
 
     @contextmanager

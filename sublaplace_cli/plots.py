@@ -94,7 +94,9 @@ def _panel(axes: Axes, rows: Sequence[Row], metric: str) -> None:
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter(FuncFormatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "246" else ""))
     if not drawn and not any(row.get("w2_low") is not None for row in rows):
-        axes.text(0.5, 0.5, f"no {metric} in this result", ha="center", transform=axes.transAxes, color="0.4")
+        zero = any(row.get(metric) is not None for row in rows)
+        words = f"{metric} is 0 but for rounding" if zero else f"no {metric} in this result"
+        axes.text(0.5, 0.5, words, ha="center", transform=axes.transAxes, color="0.4")
     axes.grid(visible=True, which="major", color="0.9")
 
 

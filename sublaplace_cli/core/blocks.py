@@ -22,6 +22,8 @@ PANEL = 2048
 STRIP = 128
 # Rows of a structured block that are written out at a time where an answer needs the numbers themselves.
 DENSE_BYTES = 64 * 2**20
+FULL = torch.float64
+Strips = Sequence[tuple[int, int]]  # [first, last) rows of each
 
 
 class Block(Protocol):
@@ -45,10 +47,13 @@ class Block(Protocol):
         """Columns at these positions within the block, each a run of memory: into `out` (len(local), m·C)."""
         ...
 
-    def add_gram(self, other: Block, prior: Tensor, total: Tensor) -> None:
+    def add_gram(
+        self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FULL
+    ) -> None:
         """total += J V⁻¹ J′ᵀ with the same block of other rows (m·C, m′·C), `prior` being its part of v.
 
-        With itself, only what lies on and above the diagonal need be right.
+        With itself, only what lies on and above the diagonal need be right. Of `strips` of rows only these, each as
+        it would be alone; `dtype` is that of the products.
         """
         ...
 
@@ -137,13 +142,18 @@ class DenseBlock:
     def put_columns(self, local: Tensor, out: Tensor) -> None:
         out.copy_(self.flat.index_select(1, local).T)
 
-    def add_gram(self, other: Block, prior: Tensor, total: Tensor) -> None:
-        right = other.dense()
+    def add_gram(
+        self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FULL
+    ) -> None:
+        right, C = other.dense(), self.values.shape[1]
+        flat = [(a * C, b * C) for a, b in strips_or_all(strips, self.n_rows, C)]
         for cut in self._panels():
             if right is self:
-                add_upper(total, self.flat[:, cut].double() * prior[cut].rsqrt())
+                add_upper(total, (self.flat[:, cut].double() * prior[cut].rsqrt()).to(dtype), flat)
             else:
-                total.addmm_(self.flat[:, cut].double() / prior[cut], right.flat[:, cut].double().T)
+                A, B = (self.flat[:, cut].double() / prior[cut]).to(dtype), right.flat[:, cut].to(dtype).T
+                for a, b in flat:
+                    add_product(total[a:b], A[a:b], B)
 
     def norms(self, prior: Tensor) -> Tensor:
         parts = [(self.flat[:, cut].double().square() / prior[cut]).sum(1) for cut in self._panels()]
@@ -176,11 +186,38 @@ class DenseBlock:
             yield slice(left, min(left + PANEL, self.width))
 
 
-def add_upper(total: Tensor, X: Tensor) -> None:
+def add_upper(total: Tensor, X: Tensor, strips: Strips | None = None) -> None:
     """total += X Xᵀ, in strips that leave out most of what lies below the diagonal."""
-    for left in range(0, len(X), STRIP):
-        rows = slice(left, left + STRIP)
-        total[rows, left:].addmm_(X[rows], X[left:].T)
+    for a, b in cut_into(len(X), STRIP) if strips is None else strips:
+        add_product(total[a:b, a:], X[a:b], X[a:].T)
+
+
+def add_product(total: Tensor, A: Tensor, B: Tensor) -> None:
+    """total += A B, the sum being float64 whatever the product is."""
+    if A.dtype == total.dtype:
+        total.addmm_(A, B)
+    else:
+        total.add_(A @ B)
+
+
+def cut_into(n_rows: int, step: int) -> list[tuple[int, int]]:
+    """Strips of `step` rows."""
+    return [(left, min(left + step, n_rows)) for left in range(0, n_rows, step)]
+
+
+def strips_or_all(strips: Strips | None, n_rows: int, C: int) -> Strips:
+    """The strips asked for; without any, all that there are on the usual grid."""
+    return cut_into(n_rows, max(1, STRIP // C)) if strips is None else strips
+
+
+def strip_pairs(
+    block: AnyBlock, other: AnyBlock, total: Tensor, C: int, strips: Strips | None
+) -> Iterator[tuple[AnyBlock, AnyBlock, Tensor]]:
+    """(some rows, the other rows that they meet, their part of the Gram matrix) for each strip."""
+    for a, b in strips_or_all(strips, block.n_rows, C):
+        first = a if other is block else 0
+        right = other.rows(first, other.n_rows)
+        yield block.rows(a, b), right, total[a * C : b * C, first * C :]  # type: ignore[misc]
 
 
 def weighted(J: Tensor, W: Tensor) -> Tensor:

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from .fitting import fit_full
-from .jacobian import Jacobian, SomeRows
+from .jacobian import Jacobian
 from .precision import Precision
+from .shared import some_rows
 from .theorem import require_not_larger
 
 MOST_SETS = 4  # of rows: each costs a Gram matrix of its own, and adds less than the one before
@@ -41,6 +42,6 @@ def bracket(precision: Precision, test: Jacobian, norms: Tensor, full_rows: int,
 
 
 def _variance(precision: Precision, test: Jacobian, norms: Tensor, start: int, stop: int) -> Tensor:
-    rows = SomeRows(precision.jacobian, range(start, stop))
+    rows = some_rows(precision.jacobian, range(start, stop))
     some = replace(precision, jacobian=rows, root=precision.root[start:stop])
     return fit_full(some).variance(test, norms)

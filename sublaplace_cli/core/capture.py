@@ -28,6 +28,8 @@ PASS_BYTES = 160 * 2**20
 MOST_PASS_BYTES = 640 * 2**20
 FEW_ROWS = 16
 MOST_ROWS_PER_PASS = 4096
+PASSES = 6  # at least so many over a split, as far as it has rows for them: several processes can share them
+LEAST_ROWS = 8
 CHECKED_ROWS = 4  # rows whose pass is watched for the memory it takes and compared with plain autograd
 
 
@@ -53,6 +55,14 @@ class Capture:
     rows_per_pass: int = 1
     pattern: tuple[Block, ...] = ()  # the blocks of one row
     notes: tuple[str, ...] = field(default=())
+
+    def rows_of_pass(self, n_rows: int) -> int:
+        """Rows of each pass over a split of `n_rows`: a power of two that depends on nothing but the network, the
+        split and, where memory is short, on that."""
+        rows = self.rows_per_pass
+        while rows > LEAST_ROWS and rows * PASSES > n_rows:
+            rows //= 2
+        return rows
 
     def __call__(self, inputs: Inputs) -> Captured:
         f, blocks = self._by_formula(inputs)

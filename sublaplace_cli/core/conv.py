@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .blocks import Block, DenseBlock, dense_pieces, put_columns_of_pieces, squares_of_pieces
+from .blocks import FULL, Block, DenseBlock, Strips, dense_pieces, put_columns_of_pieces, squares_of_pieces
 
 # One number of a column made alone costs about as much as this many of a whole row written out (measured: 64 channels).
 ELEMENTWISE = 128
@@ -128,9 +128,11 @@ class ConvBlock:
             delta = self.deltas.index_select(2, target[chosen]).flatten(3)  # (m, C, k, places)
             out[chosen] = (delta * a).sum(3).permute(2, 0, 1).flatten(1)
 
-    def add_gram(self, other: Block, prior: Tensor, total: Tensor) -> None:
+    def add_gram(
+        self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FULL
+    ) -> None:
         left = self.dense()
-        left.add_gram(left if other is self else other, prior, total)
+        left.add_gram(left if other is self else other, prior, total, strips, dtype)
 
     def norms(self, prior: Tensor) -> Tensor:
         return torch.cat([piece.norms(prior) for piece in dense_pieces(self, self.deltas.shape[1])])

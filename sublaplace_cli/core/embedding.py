@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .blocks import Block, DenseBlock, weighted
+from .blocks import FULL, Block, DenseBlock, Strips, strip_pairs, weighted
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,20 @@ class EmbeddingBlock:
             hit = (self.tokens[:, t] == entry.unsqueeze(1)).double().unsqueeze(2)  # (k, m, 1)
             total += self.deltas[:, :, t].permute(2, 0, 1).index_select(0, place) * hit
 
-    def add_gram(self, other: Block, prior: Tensor, total: Tensor) -> None:
+    def add_gram(
+        self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FULL
+    ) -> None:
         if not isinstance(other, EmbeddingBlock) or not bool((prior == prior[0]).all()):
             left = self.dense()
-            left.add_gram(left if other is self else other, prior, total)
+            left.add_gram(left if other is self else other, prior, total, strips, dtype)
             return
+        for some, right, part in strip_pairs(self, other, total, self.deltas.shape[1], strips):
+            some._add_strip(right, prior, part, dtype)
+
+    def _add_strip(self, other: EmbeddingBlock, prior: Tensor, total: Tensor, dtype: torch.dtype) -> None:
         m, C, T, _ = self.deltas.shape
         n, _, S, _ = other.deltas.shape
-        gradient = self.deltas.double().flatten(0, 2) @ other.deltas.double().flatten(0, 2).T / prior[0]
+        gradient = self.deltas.to(dtype).flatten(0, 2) @ other.deltas.to(dtype).flatten(0, 2).T / prior[0]
         same = (self.tokens.flatten().unsqueeze(1) == other.tokens.flatten()).double()  # (m·T, n·S)
         product = gradient.view(m, C, T, n, C, S) * same.view(m, 1, T, n, 1, S)
         total += product.sum(dim=(2, 5)).reshape(m * C, n * C)

@@ -113,12 +113,11 @@ def _primal_factor(
     precision: Precision, S: Tensor, ks: Sequence[int], columns: Tensor | None = None
 ) -> tuple[Tensor, list[float]]:
     """L of I + A′ᵀA′ in the order of S, and κ of each leading block of size k; `columns` is A′ᵀ where it is there."""
-    B = torch.zeros(len(S), len(S), dtype=torch.float64, device=S.device)
     if columns is not None:
+        B = torch.zeros(len(S), len(S), dtype=torch.float64, device=S.device)
         add_upper(B, columns[: len(S)])
     else:
-        for A in precision.column_chunks(S):
-            add_upper(B, A)
+        B = precision.submatrix(S)
     mirrored(B)
     conditions = [condition_of(B[:k, :k]) for k in ks]
     if max(conditions) > QR_CONDITION:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from torch import Tensor
@@ -92,6 +93,40 @@ class StoredJacobian:
 
 
 @dataclass(frozen=True)
+class HoldingJacobian:
+    """Another Jacobian whose blocks are held in memory, in a form of their own, from their first reading on."""
+
+    source: Jacobian
+    form: Callable[[Block], Block]
+    step: int  # rows that are brought into that form together: those of a pass, so that the bits are always the same
+    held: dict[int, Block] = field(default_factory=dict, init=False, compare=False)
+    by_block: bool = field(default=True, init=False)
+    grain: int = field(default=1, init=False)
+
+    @property
+    def layout(self) -> Layout:
+        return self.source.layout
+
+    @property
+    def outputs(self) -> Tensor:
+        return self.source.outputs
+
+    @cached_property
+    def pattern(self) -> Sequence[Block]:
+        return tuple(self.form(block) for block in self.source.pattern)
+
+    def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
+        chosen = _chosen(which, self.pattern)
+        missing = [i for i in chosen if i not in self.held]
+        for group in [[i] for i in missing] if self.source.by_block else [missing] if missing else []:
+            gathering, n_rows = Gathering(len(self.outputs)), len(self.outputs)
+            for a, b in aligned(0, n_rows, self.step, n_rows):
+                gathering.put(a, [self.form(block) for block in self.source.load(a, b, group)])
+            self.held.update(zip(group, gathering.blocks, strict=True))
+        return [self.held[i].rows(start, stop) for i in chosen]
+
+
+@dataclass(frozen=True)
 class RecomputedJacobian:
     """Rows that are computed anew at each reading, because storing them was too large.
 
@@ -121,12 +156,13 @@ class SomeRows:
 
     source: Jacobian
     rows: Sequence[int]
+    in_pieces_of: int = 1  # rows that are next to each other in the source, too
 
     @property
     def layout(self) -> Layout:
         return self.source.layout
 
-    @property
+    @cached_property
     def outputs(self) -> Tensor:
         return self.source.outputs[list(self.rows)]
 
@@ -140,7 +176,7 @@ class SomeRows:
 
     @property
     def grain(self) -> int:
-        return self.source.grain if isinstance(self.rows, range) else 1
+        return self.source.grain if isinstance(self.rows, range) else self.in_pieces_of
 
     def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
         parts = [self.source.load(first, last, which) for first, last in runs(self.rows[start:stop])]

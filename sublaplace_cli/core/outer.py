@@ -13,7 +13,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .blocks import STRIP, Block, DenseBlock, dense_pieces, put_columns_of_pieces, squares_of_pieces, weighted
+from .blocks import (
+    FULL,
+    Block,
+    DenseBlock,
+    Strips,
+    dense_pieces,
+    put_columns_of_pieces,
+    squares_of_pieces,
+    strip_pairs,
+    strips_or_all,
+    weighted,
+)
 
 # An elementwise product costs about as much as this many multiplications inside a GEMM.
 ELEMENTWISE = 8
@@ -90,31 +101,54 @@ class OuterBlock:
                 picked = delta.index_select(0, target[some]).view(-1, m, C)
                 out[some].view(-1, m, C).addcmul_(picked, a.index_select(0, into[some]).unsqueeze(2))
 
-    def add_gram(self, other: Block, prior: Tensor, total: Tensor) -> None:
+    def add_gram(
+        self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FULL
+    ) -> None:
         v_weight, v_bias = self._priors(prior)
         if not isinstance(other, OuterBlock) or v_weight is None or not self._factored_is_cheaper(other.positions):
             left = self.dense()
-            left.add_gram(left if other is self else other, prior, total)
+            left.add_gram(left if other is self else other, prior, total, strips, dtype)
             return
         if self.positions == other.positions == self.deltas.shape[1] == 1:
-            self._add_plain_gram(other, v_weight, v_bias, total)
+            self._add_plain_gram(other, v_weight, v_bias, total, strips, dtype)
             return
+        own = self._widened(dtype)
+        met = own if other is self else other._widened(dtype)
+        for some, right, part in strip_pairs(own, met, total, self.deltas.shape[1], strips):
+            some._add_strip(right, v_weight, v_bias, part)
+
+    def _widened(self, dtype: torch.dtype) -> OuterBlock:
+        """The same in the dtype of the products, once for all strips."""
+        return OuterBlock(self.start, self.inputs.to(dtype), self.deltas.to(dtype), self.has_bias)
+
+    def _add_strip(self, other: OuterBlock, v_weight: float, v_bias: float | None, total: Tensor) -> None:
         m, C, T, _ = self.deltas.shape
         n, _, S, _ = other.deltas.shape
-        kernel = self.inputs.double().flatten(0, 1) @ other.inputs.double().flatten(0, 1).T / v_weight  # (m·T, n·S)
+        kernel = self.inputs.flatten(0, 1) @ other.inputs.flatten(0, 1).T / v_weight  # (m·T, n·S)
         if v_bias is not None:
             kernel += 1 / v_bias
-        gradient = self.deltas.double().flatten(0, 2) @ other.deltas.double().flatten(0, 2).T  # (m·C·T, n·C·S)
+        gradient = self.deltas.flatten(0, 2) @ other.deltas.flatten(0, 2).T  # (m·C·T, n·C·S)
         product = gradient.view(m, C, T, n, C, S) * kernel.view(m, 1, T, n, 1, S)
         total += product.sum(dim=(2, 5)).reshape(m * C, n * C)
 
-    def _add_plain_gram(self, other: OuterBlock, v_weight: float, v_bias: float | None, total: Tensor) -> None:
+    def _add_plain_gram(
+        self,
+        other: OuterBlock,
+        v_weight: float,
+        v_bias: float | None,
+        total: Tensor,
+        strips: Strips | None,
+        dtype: torch.dtype,
+    ) -> None:
         """(a·a′/v_W + 1/v_b)(δ·δ′) for one position and one output, in strips that stay in the cache."""
-        a, delta = self._seen(v_weight, v_bias), self.deltas[:, 0, 0].double()
-        b, epsilon = (a, delta) if other is self else (other._seen(v_weight, v_bias), other.deltas[:, 0, 0].double())
-        for top in range(0, len(a), STRIP):
-            rows, columns = slice(top, top + STRIP), slice(top if other is self else 0, None)
-            total[rows, columns].addcmul_(a[rows] @ b[columns].T, delta[rows] @ epsilon[columns].T)
+        a, delta = self._seen(v_weight, v_bias).to(dtype), self.deltas[:, 0, 0].to(dtype)
+        b, epsilon = a, delta
+        if other is not self:
+            b, epsilon = other._seen(v_weight, v_bias).to(dtype), other.deltas[:, 0, 0].to(dtype)
+        for top, end in strips_or_all(strips, len(a), 1):
+            columns = slice(top if other is self else 0, None)
+            inputs, gradients = a[top:end] @ b[columns].T, delta[top:end] @ epsilon[columns].T
+            total[top:end, columns].addcmul_(inputs.double(), gradients.double())
 
     def _seen(self, v_weight: float, v_bias: float | None) -> Tensor:
         """The inputs in the prior's metric, behind them the constant that the bias sees (m, d_in + 1)."""

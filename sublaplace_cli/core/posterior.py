@@ -14,9 +14,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from .folds import column_chunks, row_norms
 from .jacobian import Jacobian
 from .linalg import column_squares, dual_variance, solve_lower
-from .precision import Precision, column_chunks, row_norms
+from .precision import Precision
 
 Form = Literal["primal", "dual"]
 

@@ -14,10 +14,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .jacobian import Jacobian, SomeRows
+from .folds import column_chunks, row_norms
+from .jacobian import Jacobian
 from .linalg import STRIP, solve_lower
 from .posterior import FullPosterior, SubnetPosterior
-from .precision import Precision, column_chunks, row_norms
+from .precision import Precision
+from .shared import some_rows
 
 Kind = Literal["none", "scale", "hybrid"]
 KINDS: tuple[Kind, ...] = ("none", "scale", "hybrid")
@@ -50,7 +52,7 @@ def left_out_full(posterior: FullPosterior) -> Tensor:
     precision = posterior.precision
 
     def directly(rows: list[int]) -> Tensor:
-        chosen = SomeRows(precision.jacobian, rows)
+        chosen = some_rows(precision.jacobian, rows)
         return posterior.variance(chosen, row_norms(chosen, precision.prior, precision.memory))
 
     return _left_out(_own_shares_dual(posterior.factor, precision), precision.root, directly)
@@ -60,7 +62,7 @@ def left_out_subnet(posterior: SubnetPosterior, precision: Precision) -> Tensor:
     """The same for a sub-network (N, C)."""
 
     def directly(rows: list[int]) -> Tensor:
-        chosen = SomeRows(precision.jacobian, rows)
+        chosen = some_rows(precision.jacobian, rows)
         parts = [posterior.variance(J) for _, J in column_chunks(chosen, posterior.indices, precision.memory)]
         return torch.cat(parts).reshape(len(rows), -1)
 

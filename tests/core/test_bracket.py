@@ -8,9 +8,9 @@ from core.problems import PRIORS, assert_close, solved, subset
 
 from sublaplace_cli.core.bracket import MOST_SETS, bracket
 from sublaplace_cli.core.fitting import fit_full, fit_subnet
+from sublaplace_cli.core.folds import row_norms
 from sublaplace_cli.core.metrics import distance_bounds
 from sublaplace_cli.core.posterior import subnet_variance
-from sublaplace_cli.core.precision import row_norms
 from sublaplace_cli.errors import NumericsError
 
 SOME = ["linear", "mlp-3-outputs", "conv-binary", "mlp-multiclass", "attention"]

@@ -10,8 +10,8 @@ import torch
 from core.problems import PLENTY, Problem, random_matrix, synthetic
 
 from sublaplace_cli.core.fitting import fit_full, fit_subnet
+from sublaplace_cli.core.folds import row_norms
 from sublaplace_cli.core.posterior import subnet_variance
-from sublaplace_cli.core.precision import row_norms
 
 N, P = 12, 30
 CONDITIONS = [1e4, 1e7, 9e7, 2e8, 1e10, 1e12]

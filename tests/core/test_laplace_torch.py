@@ -12,10 +12,11 @@ from sublaplace_cli.catalog import LIKELIHOODS, load
 from sublaplace_cli.core import likelihoods
 from sublaplace_cli.core.capture import prepare_capture
 from sublaplace_cli.core.fitting import fit_full, fit_subnet
+from sublaplace_cli.core.folds import row_norms
 from sublaplace_cli.core.jacobian import HeldJacobian
 from sublaplace_cli.core.layout import Layout
 from sublaplace_cli.core.posterior import diagonal_variance, subnet_variance
-from sublaplace_cli.core.precision import Precision, row_norms
+from sublaplace_cli.core.precision import Precision
 
 laplace = pytest.importorskip("laplace", reason="laplace-torch is not installed: pip install laplace-torch")
 curvature = pytest.importorskip("laplace.curvature", reason="laplace-torch has no curvature backends here")

@@ -29,6 +29,7 @@ from core.problems import (
 from sublaplace_cli.core import blocks
 from sublaplace_cli.core.capture import prepare_capture
 from sublaplace_cli.core.fitting import fit_full, fit_subnet
+from sublaplace_cli.core.folds import gram, row_norms, squared_gradients
 from sublaplace_cli.core.forward import map_inputs
 from sublaplace_cli.core.jacobian import (
     TILE_SHARE,
@@ -41,7 +42,6 @@ from sublaplace_cli.core.jacobian import (
 )
 from sublaplace_cli.core.layout import Layout
 from sublaplace_cli.core.posterior import subnet_variance
-from sublaplace_cli.core.precision import gram, row_norms, squared_gradients
 
 NAMES = [case.name for case in CASES]
 each_problem = pytest.mark.parametrize(("name", "prior"), [(name, prior) for name in NAMES for prior in PRIORS])

@@ -10,8 +10,8 @@ import torch
 from core.problems import PRIORS, Problem, assert_close, random_matrix, solved, subset, synthetic
 
 from sublaplace_cli.core.fitting import fit_full, fit_subnet
+from sublaplace_cli.core.folds import row_norms
 from sublaplace_cli.core.likelihoods import binary
-from sublaplace_cli.core.precision import row_norms
 from sublaplace_cli.core.rescale import (
     Rescale,
     fit_rescale,

@@ -12,9 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..folds import column_chunks, pull, squared_gradients, weigh_rows
 from ..jacobian import Jacobian
 from ..linalg import solve_lower, solve_lower_transposed
-from ..precision import Precision, column_chunks, pull, squared_gradients, weigh_rows
+from ..precision import Precision
 from . import Selection, SelectionProblem, largest
 from .greedy import pool_size, require_sound
 

@@ -18,9 +18,12 @@ def main() -> None:
 
         app()
     except signals.Interrupted as interruption:
-        sys.stderr.write("interrupted; finished parts are kept, the same command goes on from there\n")
+        from .parallel import end_of
+
+        message, code = end_of(interruption.exit_code)
+        sys.stderr.write(message)
         sys.stderr.flush()
-        os._exit(interruption.exit_code)  # at once: threads of a library could only delay it
+        os._exit(code)  # at once: threads of a library could only delay it
 
 
 def prefer_large_pages() -> None:

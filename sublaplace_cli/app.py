@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import __version__, signals
+from . import __version__, parallel, signals
 from .catalog import FORMATS, PICTURES, SUFFIXES, load
 from .console import Console, print_result, print_table
 from .errors import SublaplaceError
@@ -111,15 +111,21 @@ for _name, _about in COMMANDS.items():
 def _execute(command: str, settings: Settings) -> None:
     """The error boundary: every failure becomes one message and an exit code."""
     console = Console(settings.quiet, settings.verbose)
+    here = parallel.Place()
     try:
-        code = _run(command, settings, console)
+        here = parallel.place()
+        if not here.leads:
+            console = Console(quiet=True)
+        code = _run(command, settings, console, here)
     except Exception as error:
         signals.check()  # an interruption in disguise is none of these errors
         if settings.debug:
             traceback.print_exc()
         explained = _explained(error)
-        console.error(explained)
+        if parallel.is_ours_to_print(explained, here):
+            console.error(explained)
         code = explained.exit_code
+        parallel.end_at_once(code)
     raise typer.Exit(code)
 
 
@@ -131,14 +137,19 @@ def _explained(error: Exception) -> SublaplaceError:
     return SublaplaceError(f"unexpected {type(error).__name__}: {error}", hint="--debug shows the traceback")
 
 
-def _run(command: str, settings: Settings, console: Console) -> int:
+def _run(command: str, settings: Settings, console: Console, here: parallel.Place) -> int:
     settings = _with_environment(settings)
     check_usage(settings)
     _check_spec(settings)
     _route_warnings(console)
-    from .steps.commands import run_command  # imports torch: only once usage and spec are known to be right
+    from .steps.commands import follow_command, run_command  # import torch: only once usage and spec are right
 
-    outcome = run_command(command, settings, console, load(FORMATS["json"]))
+    with parallel.joined(here, settings.device) as team:
+        settings = dataclasses.replace(settings, device=str(getattr(team, "device", settings.device)))
+        if not here.leads:
+            follow_command(command, settings, console, team)
+            return 0
+        outcome = run_command(command, settings, console, load(FORMATS["json"]), team)
     signals.check()
     if not settings.dry_run:
         _write_files(outcome, settings)

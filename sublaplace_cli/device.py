@@ -35,6 +35,16 @@ def choose(name: str) -> torch.device:
     return device
 
 
+def of_rank(name: str, local_rank: int) -> torch.device:
+    """The device of one of several ranks on a machine: where it has several CUDA devices, one each."""
+    device = choose(name)
+    if device.type == "cuda":
+        if device.index is None:
+            device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    return device
+
+
 def free_memory(device: torch.device) -> int:
     """Bytes that are free on the device; on the CPU, within the limits of the machine and the container."""
     if device.type == "cuda":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..core.team import ALONE, Team
 from ..errors import UserError
 from ..files.atomic import write_text
 from ..files.spec import LoadedSpec
@@ -15,15 +16,17 @@ from . import evaluate, fit, jacobians, product, select
 from .baseline import load_baseline
 from .evaluate import Evaluation
 from .figures import Figures, figures_of
+from .following import follow
 from .gate import judge, limits_of_command
+from .opening import open_session
 from .outputs import check_outputs, protect_inputs
 from .plan import plan, plan_of_sweep
 from .predictions import Line, check_predictions, prediction_lines, write_lines, write_predictions
 from .request import Choice, choices, single_choice
 from .select import check_choice
-from .session import Session, open_session
+from .session import Session
 from .settings import Reporter, Settings
-from .sweep import combined, each_with_time_left, is_sweep, members_of
+from .sweep import Member, combined, each_with_time_left, is_sweep, members_of
 from .tuning import tune
 
 Render = Callable[[dict[str, Any]], str]
@@ -39,31 +42,48 @@ class Outcome:
     lines: tuple[Line, ...] = ()  # of --predictions, in a sweep
 
 
-def run_command(command: str, settings: Settings, report: Reporter, render: Render) -> Outcome:
+def run_command(command: str, settings: Settings, report: Reporter, render: Render, team: Team = ALONE) -> Outcome:
     """Run one of the four commands; `render(result)` is the text for `evaluation.json`."""
     check_outputs(settings)
     baseline = None if settings.baseline is None else load_baseline(settings.baseline)
     if is_sweep(settings):
-        outcome = _sweep(command, settings, report, render)
+        outcome = _sweep(command, settings, report, render, team)
     elif settings.posterior is not None:
-        outcome = _predict(settings, report)
+        outcome = _predict(settings, report, team)
     else:
-        outcome = _run_once(command, settings, report, render)
+        outcome = _run_once(command, settings, report, render, team)
     if command == "evaluate" and not settings.dry_run:
         limits = [*limits_of(outcome.spec.spec.gate), *limits_of_command(settings)]
         outcome.result["gate"] = judge(outcome.result, limits, baseline, settings.significant)
     return outcome
 
 
+def follow_command(command: str, settings: Settings, report: Reporter, team: Team) -> None:
+    """On all members of a team but its leader: the same sessions as it has, to answer its questions in each."""
+    if settings.posterior is not None:
+        found = product.open_posterior(settings)
+        with open_session(settings, report, ("test",), scales=product.scales_of(found), team=team) as session:
+            follow(session)
+        return
+    for member in members_of(settings) if is_sweep(settings) else [Member("", settings.seed, settings)]:
+        with open_session(member.settings, report, *_splits(command, settings), team=team) as session:
+            follow(session)
+
+
 def _run_once(
-    command: str, settings: Settings, report: Reporter, render: Render, place: dict[str, Any] | None = None
+    command: str,
+    settings: Settings,
+    report: Reporter,
+    render: Render,
+    team: Team,
+    place: dict[str, Any] | None = None,
 ) -> Outcome:
     """One run; as part of a sweep it has a `place` there, which its lines of predictions name."""
     wanted = _choices(command, settings)
     if settings.predictions is not None:
         check_predictions(settings.predictions, len(wanted) if place is None else 2)
     needs, welcome = _splits(command, settings)
-    with open_session(settings, report, needs, welcome) as session:
+    with open_session(settings, report, needs, welcome, team=team) as session:
         protect_inputs(session)
         for choice in wanted:
             check_choice(session, choice)
@@ -99,7 +119,7 @@ def _finished(session: Session, result: dict[str, Any]) -> dict[str, Any]:
     return {**result, **tuned, "seconds": {name: round(value, 4) for name, value in session.seconds.items()}}
 
 
-def _sweep(command: str, settings: Settings, report: Reporter, render: Render) -> Outcome:
+def _sweep(command: str, settings: Settings, report: Reporter, render: Render, team: Team) -> Outcome:
     if command != "evaluate" or settings.posterior is not None:
         what = command if settings.posterior is None else "evaluate --posterior"
         raise UserError(
@@ -109,7 +129,7 @@ def _sweep(command: str, settings: Settings, report: Reporter, render: Render) -
     members, outcomes = members_of(settings), list[Outcome]()
     for member in each_with_time_left(members, report):
         place = {"checkpoint": member.checkpoint, "seed": member.seed}
-        outcome = _run_once(command, member.settings, report, render, place)
+        outcome = _run_once(command, member.settings, report, render, team, place)
         # Pictures besides the curves are of the first run.
         outcomes.append(outcome if not outcomes else replace(outcome, figures=None))
     if settings.dry_run:
@@ -122,10 +142,10 @@ def _sweep(command: str, settings: Settings, report: Reporter, render: Render) -
     return Outcome(result, outcomes[0].spec, outcomes[0].figures)
 
 
-def _predict(settings: Settings, report: Reporter) -> Outcome:
+def _predict(settings: Settings, report: Reporter, team: Team) -> Outcome:
     """`evaluate --posterior FILE`."""
     found = product.open_posterior(settings)
-    with open_session(settings, report, ("test",), scales=product.scales_of(found)) as session:
+    with open_session(settings, report, ("test",), scales=product.scales_of(found), team=team) as session:
         protect_inputs(session)
         if settings.dry_run:
             raise UserError("--dry-run has nothing to tell of --posterior: no artifact is written")

@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from ..catalog import LIKELIHOODS, load
-from ..core.precision import Precision, squared_gradients
+from ..core.folds import squared_gradients
+from ..core.precision import Precision
 from ..errors import UserError
 from ..files.artifacts import write_artifact
 from .inputs import MARGLIK, targets_of

@@ -1,26 +1,44 @@
-"""Passes over the rows of a split: its Jacobian made and kept, read back, or computed again when it is too large."""
+"""Passes over the rows of a split: its Jacobian made and kept, read back, or computed again when it is too large.
+
+Where a team shares the work, its members take turns with the passes; the leader writes.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..catalog import LIKELIHOODS, load
 from ..core.blocks import Block, kept_bytes
 from ..core.capture import Captured
-from ..core.jacobian import Gathering, HeldJacobian, Jacobian, RecomputedJacobian, StoredJacobian, aligned
+from ..core.jacobian import (
+    Gathering,
+    HeldJacobian,
+    HoldingJacobian,
+    Jacobian,
+    RecomputedJacobian,
+    SomeRows,
+    StoredJacobian,
+)
+from ..core.shared import SharedJacobian, holders_of
+from ..core.team import LEADER
+from ..errors import UserError
 from ..files.artifact_layout import by_rows
-from ..files.artifacts import Artifact
+from ..files.artifacts import Artifact, open_artifact
 from ..files.row_writer import RowWriter
 from .session import Session
 from .settings import format_bytes
+from .totals import Totals
 
 HELD_SHARE = 4  # a Jacobian within this share of the memory is kept in it
 CHECKPOINT_SECONDS = 5.0  # how much work a kill may cost
+SETTLED, KEPT = "settled", "kept"  # forms in which blocks are held in memory
+FORMS: dict[str, Callable[[Block], Block]] = {SETTLED: lambda block: block.settled(), KEPT: lambda block: block}
 
 
 def jacobian_bytes(session: Session, name: str) -> int:
@@ -33,11 +51,12 @@ def settled_bytes(session: Session, name: str) -> int:
     return len(session.split(name)) * sum(kept_bytes(block.settled()) for block in session.capture.pattern)
 
 
-def held_form(session: Session, name: str) -> Callable[[Block], Block] | None:
-    """How a split's blocks are held in memory while a command runs; None where there is no room."""
-    if settled_bytes(session, name) * HELD_SHARE <= session.memory:
-        return lambda block: block.settled()
-    return (lambda block: block) if jacobian_bytes(session, name) * HELD_SHARE <= session.memory else None
+def held_form(session: Session, name: str) -> str | None:
+    """How a split's blocks are held in memory while a command runs; None where a member has no room for its share."""
+    room = session.memory * session.team.size // HELD_SHARE
+    if settled_bytes(session, name) <= room:
+        return SETTLED
+    return KEPT if jacobian_bytes(session, name) <= room else None
 
 
 def will_store(session: Session, name: str) -> bool:
@@ -68,56 +87,113 @@ def _make(session: Session, name: str) -> Jacobian:
             f"the Jacobian of the {name} rows ({format_bytes(jacobian_bytes(session, name))}) is larger than "
             f"--max-artifact or the free disk allow: not stored, later steps compute it again"
         )
-    f: list[Tensor] = []
-    held = Gathering(len(session.split(name)))
-    totals = None if store or form else Totals(session)
     writer = None if session.settings.scores_only else _writer(session, name, store)
-    resumed = writer is not None and writer.rows_done > 0
+    done = 0 if writer is None else writer.rows_done
+    if done:
+        session.report.note(
+            f"going on with the Jacobian of the {name} rows at row {done} of {len(session.split(name))}"
+        )
+    add_up = not store and form is None and not done  # after a resumption it would see only some of the rows
     try:
-        for start, captured in _passes(session, name, writer):
-            f.append(captured.f)
-            if form is not None and not resumed:
-                held.put(start, [form(block) for block in captured.blocks])
-            if totals is not None:
-                totals.add(captured)
-            if writer is not None:
-                writer.write(start, _row_tensors(session, name, captured, start, store))
+        made = session.together(make_rows, name, store, form, done, add_up, writer=writer)
         if writer is not None:
             writer.finish()
     finally:
         if writer is not None:
             writer.close()
-    if totals is not None and not resumed:  # after a resumption it has seen only some of the rows
-        session.kept[f"totals-{name}"] = totals.sums
     if writer is not None:
         session.artifacts[f"jacobians-{name}"] = str(writer.path)
-    if resumed or (store and form is None):
-        return _reopen(session, name)
-    if form is None:
-        return _recomputed(session, name, torch.cat(f))
-    return HeldJacobian(session.layout, torch.cat(f), held.blocks)
+    return _reopen(session, name) if done or (store and form is None) else made
 
 
-def _passes(session: Session, name: str, writer: RowWriter | None) -> Iterator[tuple[int, Captured]]:
-    """Passes over the rows that are not done yet, with progress and, now and then, a durable record."""
-    total, step = len(session.split(name)), session.capture.rows_per_pass
-    done = writer.rows_done if writer is not None else 0
-    if done:
-        session.report.note(f"going on with the Jacobian of the {name} rows at row {done} of {total}")
-    saved = time.monotonic()
-    with session.report.progress(f"Jacobian of the {name} rows", total) as progress:
+def make_rows(
+    session: Session, name: str, store: bool, form: str | None, done: int, add_up: bool, writer: RowWriter | None = None
+) -> Jacobian:
+    """The passes over the rows from `done` on, each by one member; what the leader writes is brought to it."""
+    team, step, n_rows = session.team, session.pass_rows(name), len(session.split(name))
+    mine = own_rows(session, name)
+    held = Gathering(n_rows if mine is None else len(mine))
+    f = torch.zeros(n_rows, session.n_outputs, dtype=torch.float64, device=session.device)
+    totals = Totals(session.task, session.layout.size, session.device) if add_up else None
+    saved, place = time.monotonic(), 0
+    with session.report.progress(f"Jacobian of the {name} rows", n_rows) as progress:
         progress.advance(done)
-        for start in range(done, total, step):
-            stop = min(start + step, total)
-            yield start, session.capture(session.rows(name, start, stop))
-            progress.advance(stop - start)
+        for turn in _turns(n_rows, step, done, team.size):
+            captured = None
+            if team.rank in turn:
+                start, stop = turn[team.rank]
+                captured = session.take_pass(session.rows(name, start, stop))
+                if form is not None and not done:
+                    held.put(place, [FORMS[form](block) for block in captured.blocks])
+                    place += stop - start
+                if totals is not None:
+                    totals.add(captured)
+            for member, (start, stop) in turn.items():
+                brought = _brought(session, captured, member, stop - start, store)
+                if brought is not None:
+                    f[start:stop] = brought.f
+                    if writer is not None:
+                        writer.write(start, _row_tensors(session, name, brought, start, store))
+                progress.advance(stop - start)
             if writer is not None and time.monotonic() - saved > CHECKPOINT_SECONDS:
-                writer.checkpoint(stop)
+                writer.checkpoint(max(stop for _, stop in turn.values()))
                 saved = time.monotonic()
+    team.spread(f, LEADER)
+    if totals is not None:
+        session.kept[f"totals-{name}"] = {weighted: team.total(q) for weighted, q in totals.sums.items()}
+    if form is None:
+        return _with_own_rows(session, name, f, None, None)
+    blocks = held.blocks or tuple(FORMS[form](block).rows(0, 0) for block in session.capture.pattern)
+    own = HeldJacobian(session.layout, f if mine is None else f[mine], blocks)
+    return _shared(session, name, f, own, form)
+
+
+def own_rows(session: Session, name: str) -> list[int] | None:
+    """The rows of a split that this member holds; None where they are all."""
+    if session.team.size == 1:
+        return None
+    holders = holders_of(len(session.split(name)), session.pass_rows(name), session.team.size)
+    return (holders == session.team.rank).nonzero().squeeze(1).tolist()
+
+
+def _turns(n_rows: int, step: int, done: int, size: int) -> Iterator[dict[int, tuple[int, int]]]:
+    """Who computes which rows, turn by turn: by member, [first, last)."""
+    pieces = [(max(left, done), min(left + step, n_rows), left // step % size) for left in range(0, n_rows, step)]
+    left_over = [piece for piece in pieces if piece[1] > done]
+    while left_over:
+        turn: dict[int, tuple[int, int]] = {}
+        while left_over and left_over[0][2] not in turn:
+            start, stop, member = left_over.pop(0)
+            turn[member] = (start, stop)
+        yield turn
+
+
+def _brought(session: Session, captured: Captured | None, member: int, n_rows: int, store: bool) -> Captured | None:
+    """A member's pass on the leader: its outputs and, where they are stored, its blocks; None on the others."""
+    team, C = session.team, session.n_outputs
+    if member == LEADER:
+        return captured if team.rank == LEADER else None
+    if team.rank not in (member, LEADER):
+        return None
+    if team.rank == member:
+        assert captured is not None, "it was this member's turn"
+        f, blocks = captured.f, captured.blocks
+    else:
+        f = torch.empty(n_rows, C, dtype=torch.float64, device=session.device)
+        blocks = [_with_room(block, n_rows) for block in session.capture.pattern] if store else []
+    team.bring(f.contiguous(), member)
+    for block in blocks if store else ():
+        for tensor in block.tensors().values():
+            team.bring(tensor.contiguous(), member)
+    return Captured(f, blocks) if team.rank == LEADER else None
+
+
+def _with_room(block: Block, n_rows: int) -> Block:
+    return block.with_tensors({name: t.new_empty(n_rows, *t.shape[1:]) for name, t in block.tensors().items()})
 
 
 def _writer(session: Session, name: str, store: bool) -> RowWriter:
-    split, C, step = session.split(name), session.n_outputs, session.capture.rows_per_pass
+    split, C, step = session.split(name), session.n_outputs, session.pass_rows(name)
     plans = {"outputs": by_rows(torch.float64, (len(split), C), step)}
     plans["rows"] = by_rows(torch.int64, (len(split),), step)
     if split.targets is not None:
@@ -153,56 +229,58 @@ def _reopen(session: Session, name: str) -> Jacobian:
     assert artifact is not None, "the caller has seen it"
     session.artifacts[f"jacobians-{name}"] = str(artifact.path)
     f = artifact.tensor("outputs", (len(session.split(name)), session.n_outputs)).to(session.device)
-    if not artifact.meta["stored"]:
-        return _recomputed(session, name, f)
-    # Held blocks are read whole, once: no grain. Then the tiles, hence the bits, are those of a fresh pass.
-    grain = 1 if held_form(session, name) else session.capture.rows_per_pass
-    reader = _block_reader(session, name, artifact)
-    return StoredJacobian(session.layout, f, session.capture.pattern, reader, grain)
+    stored = artifact.digest if artifact.meta["stored"] else None
+    form = held_form(session, name) if stored else None
+    return session.together(read_rows, name, f, str(artifact.path), stored, form)
 
 
-def _block_reader(session: Session, name: str, artifact: Artifact) -> Callable[[int, int, int], Block]:
-    n_rows, form = len(session.split(name)), held_form(session, name)
-    held: dict[int, Block] = {}
-
-    def read(number: int, start: int, stop: int) -> Block:
-        if form is None:
-            return from_file(number, start, stop)
-        if number not in held:
-            # Pass by pass, as it was made: then the bits are the same, too.
-            gathering = Gathering(n_rows)
-            for a, b in aligned(0, n_rows, session.capture.rows_per_pass, n_rows):
-                gathering.put(a, [form(from_file(number, a, b))])
-            (held[number],) = gathering.blocks
-        return held[number].rows(start, stop)
-
-    def from_file(number: int, start: int, stop: int) -> Block:
-        block = session.capture.pattern[number]
-        names = dict(zip(block.tensors(), _named_tensors(session, block), strict=True))
-        return block.with_tensors({k: artifact.rows(v, start, stop).to(session.device) for k, v in names.items()})
-
-    return read
+def read_rows(session: Session, name: str, f: Tensor, path: str, digest: str | None, form: str | None) -> Jacobian:
+    """Rows out of an artifact, by each member its own; one that does not see the file computes its own again."""
+    artifact = None
+    if digest is not None:
+        try:
+            artifact = open_artifact(Path(path), "jacobians")
+        except UserError:
+            if session.team.rank == LEADER:
+                raise
+    if artifact is not None and artifact.digest != digest:
+        artifact = None
+    return _with_own_rows(session, name, f, artifact, form)
 
 
-def _recomputed(session: Session, name: str, f: Tensor) -> RecomputedJacobian:
-    def compute(start: int, stop: int) -> list[Block]:
-        return session.capture(session.rows(name, start, stop)).blocks
+def _with_own_rows(session: Session, name: str, f: Tensor, artifact: Artifact | None, form: str | None) -> Jacobian:
+    """All rows behind an artifact or behind passes, as far as this member holds them."""
+    step = session.pass_rows(name)
+    everything: Jacobian
+    if artifact is None:
+        compute = partial(_computed, session, name)
+        everything = RecomputedJacobian(session.layout, f, session.capture.pattern, compute, step)
+    else:
+        reader = partial(_from_file, session, artifact)
+        everything = StoredJacobian(session.layout, f, session.capture.pattern, reader, step)
+    mine = own_rows(session, name)
+    if mine is not None:
+        everything = SomeRows(everything, mine, step)
+    own = everything if form is None else HoldingJacobian(everything, FORMS[form], step)
+    return _shared(session, name, f, own, form)
 
-    return RecomputedJacobian(session.layout, f, session.capture.pattern, compute, session.capture.rows_per_pass)
+
+def _computed(session: Session, name: str, start: int, stop: int) -> list[Block]:
+    return session.take_pass(session.rows(name, start, stop)).blocks
 
 
-class Totals:
-    """Scores gathered during the one pass, for a Jacobian that is neither stored nor held."""
+def _from_file(session: Session, artifact: Artifact, number: int, start: int, stop: int) -> Block:
+    block = session.capture.pattern[number]
+    names = dict(zip(block.tensors(), _named_tensors(session, block), strict=True))
+    return block.with_tensors({k: artifact.rows(v, start, stop).to(session.device) for k, v in names.items()})
 
-    def __init__(self, session: Session) -> None:
-        self.root: Callable[..., Tensor] = load(LIKELIHOODS[session.task])
-        size = session.layout.size
-        self.sums = {
-            weighted: torch.zeros(size, dtype=torch.float64, device=session.device) for weighted in (True, False)
-        }
 
-    def add(self, captured: Captured) -> None:
-        W = self.root(captured.f, 1.0)
-        for block in captured.blocks:
-            self.sums[True][block.span] += block.squares(W)
-            self.sums[False][block.span] += block.squares(None)
+def _shared(session: Session, name: str, f: Tensor, own: Jacobian, form: str | None) -> Jacobian:
+    """The Jacobian of all members, of which this one has its own rows; alone, they are all."""
+    if session.team.size == 1:
+        return own
+    step = session.pass_rows(name)
+    pattern = session.capture.pattern if form is None else tuple(FORMS[form](q) for q in session.capture.pattern)
+    holders = holders_of(len(f), step, session.team.size)
+    grain = step if form is None else 1
+    return SharedJacobian(session.layout, f, pattern, own, holders, session.team, name, grain=grain)

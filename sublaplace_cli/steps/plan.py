@@ -6,8 +6,8 @@ from typing import Any
 
 from ..core.blocks import PANEL
 from ..core.fitting import full_bytes, natural_form, subnet_bytes
+from ..core.folds import GRAM_TILE_BYTES
 from ..core.jacobian import MOST_TILE_BYTES, TILE_SHARE
-from ..core.precision import GRAM_TILE_BYTES
 from ..core.selectors.greedy import first_width
 from ..device import peak_memory
 from ..files.run_folder import file_stem
@@ -76,7 +76,7 @@ def _peak(session: Session, command: str, wanted: list[Choice]) -> int:
     """This process as it is, with data, weights and a first pass behind it; what stays; the largest of what comes."""
     p, rows = session.layout.size, len(session.split("train")) * session.n_outputs
     names = dict.fromkeys(session.split_name(name) for name in session.splits)
-    held = sum(settled_bytes(session, name) for name in names if held_form(session, name))
+    held = sum(settled_bytes(session, name) for name in names if held_form(session, name)) // session.team.size
     stages = [_passes(session), _tiles(session, MOST_TILE_BYTES)]
     if command in ("fit", "evaluate"):
         stages += [_subnet(session, rows, k) for choice in wanted if (k := actual_k(choice, p)) is not None]
@@ -100,8 +100,7 @@ def _greedy(session: Session, rows: int, k: int) -> int:
 
 
 def _passes(session: Session) -> int:
-    capture = session.capture
-    return capture.rows_per_pass * capture.row_bytes
+    return session.pass_rows("train") * session.capture.row_bytes
 
 
 def _tiles(session: Session, cap: int) -> int:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.folds import columns_of_blocks
 from ..core.jacobian import TILE_SHARE
 from ..core.metrics import Predictive, score
 from ..core.posterior import SubnetPosterior
-from ..core.precision import columns_of_blocks
 from ..core.rescale import Rescale
 from ..core.sampling import draw_outputs, draw_parameters
 from ..errors import UserError
@@ -122,7 +122,7 @@ def run(session: Session, found: Artifact) -> Evaluation:
         "noise_variance": found.meta["noise_variance"],
         "prior_precision": given,
         "device": str(session.device),
-        "workers": 1,
+        "workers": session.team.size,
         "provenance": {**session.provenance, "rescale": fitted.rescale.kind},
         "full": None,
         "rows": [row_of(spread, score(spread.variance.clamp(min=0).sqrt(), known), ipv, None, known.no_full)],
@@ -160,11 +160,11 @@ def _rows(
     """(f (m, C), J_Sᵀ (k, m·C), ‖g outside S‖² (m·C,)) of every pass over the test rows."""
     total, k = len(session.split("test")), len(posterior.indices)
     room = session.memory // TILE_SHARE // (16 * session.n_outputs * k)
-    step = max(1, min(session.capture.rows_per_pass, room))
+    step = max(1, min(session.pass_rows("test"), room))
     scale = posterior.prior.rsqrt().unsqueeze(1)
     with session.timed("predict"), session.report.progress("predictions of the test rows", total) as progress:
         for start in range(0, total, step):
-            captured = session.capture(session.rows("test", start, min(start + step, total)))
+            captured = session.take_pass(session.rows("test", start, min(start + step, total)))
             J_S = columns_of_blocks(captured.blocks, posterior.indices, captured.f.numel())
             outside = torch.zeros(captured.f.numel(), dtype=torch.float64, device=session.device)
             if rescale.b:

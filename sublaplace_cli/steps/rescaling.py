@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..core.folds import row_norms
 from ..core.posterior import SubnetPosterior
-from ..core.precision import row_norms
 from ..core.rescale import Rescale, fit_rescale, fit_scale, left_out_full, left_out_subnet, outside_norms
 from .full import full_posterior_of
 from .jacobians import precision_of

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.folds import column_chunks
 from ..core.metrics import Predictive
 from ..core.posterior import diagonal_freedom, diagonal_variance, path_variances
-from ..core.precision import column_chunks
 from ..core.rescale import Rescale, outside_norms
 from ..core.sampling import draw_outputs, draw_parameters
 from ..files.artifacts import Artifact, write_artifact

@@ -16,8 +16,8 @@ from torch import Tensor
 from ..catalog import LIKELIHOODS, load
 from ..core.evidence import LEAST, MOST, Evidence, Optimum, maximise
 from ..core.fitting import full_bytes
+from ..core.folds import column_chunks, gram, row_norms, weigh_columns
 from ..core.metrics import Predictive, log_probabilities, score
-from ..core.precision import column_chunks, gram, row_norms, weigh_columns
 from ..core.validation import LEAST as LEAST_TUNED
 from ..core.validation import MOST as MOST_TUNED
 from ..core.validation import Spectrum, minimise
@@ -171,7 +171,7 @@ def _kernel(session: Session, inside: Tensor, root: Tensor | None, other: str | 
     left = train if other is None else jacobian_of(session, other)
     # A prior of infinite precision leaves a parameter out.
     prior = torch.where(inside, 1.0, torch.inf).to(torch.float64)
-    K = gram(left, train, prior, session.memory, session.report.progress)
+    K = gram(left, train, prior, session.memory, watch=session.report.progress)
     if root is not None:
         K = weigh_columns(K, root, in_place=True)
         K = K if other is not None else weigh_columns(K.T.contiguous(), root, in_place=True)

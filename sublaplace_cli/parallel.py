@@ -1,0 +1,282 @@
+"""Many processes: the only user of torch.distributed. One rank leads, the others answer its questions.
+
+Ranks come from torchrun, or from any launcher that sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT. Nothing heavy is imported up here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from . import signals
+from .errors import RunError, SublaplaceError, UserError
+from .vigil import KEPT, Loss, Vigil
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from .core.team import Find, Team
+
+LEADER = 0
+JOINING = timedelta(seconds=120)  # for all ranks to start
+WORKING = timedelta(days=30)  # no collective is too slow: whether a rank is still there is asked otherwise
+LOOK = 0.2  # seconds of waiting between looks at signals and at the other ranks
+POLL = 100e-6  # seconds between looks at a collective of a device
+GOODBYE = "goodbye"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process stands among all of them."""
+
+    rank: int = LEADER
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == LEADER
+
+
+def place() -> Place:
+    """As the launcher says; alone where there is none."""
+    if int_of("WORLD_SIZE", 1) < 2:
+        return Place()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost connection is told by us, and once
+    found = Place(int_of("RANK"), int_of("WORLD_SIZE"), int_of("LOCAL_RANK", 0), int_of("LOCAL_WORLD_SIZE", 1))
+    if not 0 <= found.rank < found.size:
+        raise UserError(f"RANK is {found.rank}, expected a number from 0 to WORLD_SIZE − 1 = {found.size - 1}")
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if not os.environ.get(name):
+            raise UserError(f"WORLD_SIZE is {found.size}, but {name} is not set", hint="start the ranks with torchrun")
+    return found
+
+
+def int_of(name: str, default: int | None = None) -> int:
+    """A whole number of the environment."""
+    text = os.environ.get(name)
+    if text is None and default is not None:
+        return default
+    try:
+        return int(text or "")
+    except ValueError as error:
+        raise UserError(f"{name} is {text!r}, expected a number", hint="start the ranks with torchrun") from error
+
+
+class ProcessTeam:
+    """This process in a team of several (`core.team.Team`)."""
+
+    def __init__(self, here: Place, device: torch.device) -> None:
+        import torch.distributed as dist
+
+        self.rank, self.size, self.device = here.rank, here.size, device
+        self.busy = here.rank != LEADER  # the others are always in the midst of a question
+        self._dist = dist
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        try:
+            self.store, _, _ = next(iter(dist.rendezvous("env://", here.rank, here.size, timeout=JOINING)))
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore("work", self.store),
+                rank=here.rank,
+                world_size=here.size,
+                timeout=WORKING,
+            )
+        except (RuntimeError, ValueError) as error:
+            signals.check()
+            raise RunError(
+                f"rank {here.rank} of {here.size} could not join the others within {JOINING.seconds} s: {error}",
+                hint="did all ranks start, and do they reach MASTER_ADDR:MASTER_PORT?",
+            ) from error
+        self.vigil: Vigil | None = None
+        self._waiter = ThreadPoolExecutor(1, "waiter")
+        own = {"rank": self.rank, "host": socket.gethostname(), "process": os.getpid(), "device": str(device)}
+        self.members = self.exchange(own)
+        self.vigil = Vigil(self.store.clone(), self.rank, self.members)
+        self.vigil.start()
+
+    # --- what core.team.Team asks for ---------------------------------------------------------------------
+
+    def ask(self, question: str, arguments: Sequence[Any]) -> None:
+        if self.rank != LEADER:
+            return
+        tensors: list[Tensor] = []
+        words = [_described(value, tensors) for value in arguments]
+        self._say({"question": question, "arguments": words})
+        for tensor in tensors:
+            self.spread(tensor.contiguous(), LEADER)
+
+    def total(self, values: Tensor) -> Tensor:
+        self._wait(self._dist.reduce, values, LEADER)
+        return values
+
+    def spread(self, values: Tensor, holder: int) -> None:
+        self._wait(self._dist.broadcast, values, holder)
+
+    def bring(self, values: Tensor, holder: int) -> None:
+        if holder == LEADER:
+            return
+        if self.rank == holder:
+            self._wait(self._dist.isend, values, LEADER)
+        elif self.rank == LEADER:
+            self._wait(self._dist.irecv, values, holder)
+
+    def exchange(self, own: Any) -> list[Any]:
+        """What every member says, by rank."""
+        return [self._say(own, speaker) for speaker in range(self.size)]
+
+    @property
+    def sharers(self) -> int:
+        own = self.members[self.rank]
+        return sum((m["host"], m["device"]) == (own["host"], own["device"]) for m in self.members)
+
+    # --- followers ----------------------------------------------------------------------------------------
+
+    def questions(self, find: Find) -> Iterator[tuple[str, list[Any]]]:
+        """What the leader asks, until it says goodbye; Jacobians are looked up by name."""
+        while True:
+            asked = self._say(None)
+            if asked["question"] == GOODBYE:
+                return
+            yield asked["question"], [self._value(word, find) for word in asked["arguments"]]
+
+    def _value(self, word: dict[str, Any], find: Find) -> Any:
+        import torch
+
+        if "jacobian" in word:
+            return find(word["jacobian"], word["rows"])
+        if "tensor" not in word:
+            return word["value"]
+        like = {"dtype": getattr(torch, word["tensor"]), "device": self.device if word["there"] else "cpu"}
+        tensor = torch.empty(word["shape"], **like)
+        self.spread(tensor, LEADER)
+        return tensor
+
+    def goodbye(self) -> None:
+        """The leader has no more questions for now."""
+        self.ask(GOODBYE, [])
+
+    # --- words and waiting --------------------------------------------------------------------------------
+
+    def _say(self, words: Any, speaker: int = LEADER) -> Any:
+        """What one rank says, on all of them."""
+        import torch
+
+        content = json.dumps(words).encode() if self.rank == speaker else b""
+        length = torch.tensor([len(content)])
+        self.spread(length, speaker)
+        letters = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0)
+        if self.rank != speaker:
+            letters = torch.empty(int(length), dtype=torch.uint8)
+        self.spread(letters, speaker)
+        return json.loads(bytes(letters.tolist()))
+
+    def _wait(self, collective: Callable[..., Any], values: Tensor, peer: int) -> None:
+        """Until it is done, while signals and the loss of a rank are noticed."""
+        more = {} if collective in (self._dist.isend, self._dist.irecv) else {"async_op": True}
+        try:
+            work = collective(values, peer, **more)
+            if values.device.type == "cpu":  # of gloo only a wait tells whether a message has arrived
+                arrived = self._waiter.submit(work.wait)
+                while not wait([arrived], LOOK).done:
+                    self._look_around()
+                arrived.result()
+            else:  # of nccl, this thread must wait
+                while not work.is_completed():
+                    time.sleep(POLL)
+                    self._look_around()
+                work.wait()
+        except RuntimeError as error:
+            signals.check()
+            raise self._lost(error) from error
+
+    def _look_around(self) -> None:
+        signals.check()
+        if self.vigil is not None and self.vigil.loss is not None:
+            raise self.vigil.loss.error()
+
+    def _lost(self, error: RuntimeError) -> SublaplaceError:
+        """A connection broke: why, as far as anybody said."""
+        loss = None if self.vigil is None else self.vigil.reason()
+        return (loss or Loss(f"the connection to another rank broke: {error}")).error()
+
+    # --- the end ------------------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """After the last question."""
+        if self.vigil is not None:
+            self.vigil.stop()
+        self._dist.destroy_process_group()
+
+    def fail(self, error: SublaplaceError) -> bool:
+        """Tell the others of an error of this rank; whether it is this rank's to print."""
+        return self.vigil is None or self.vigil.tell(error)
+
+
+_team: list[ProcessTeam] = []  # of this process, while it is in one
+
+
+@contextmanager
+def joined(here: Place, device: str) -> Iterator[Team]:
+    """The team of all ranks, each with a device of its own where there are several; alone, a team of one."""
+    from . import device as devices
+    from .core.team import ALONE
+
+    if here.size == 1:
+        yield ALONE
+        return
+    team = ProcessTeam(here, devices.of_rank(device, here.local_rank))
+    _team.append(team)
+    yield team
+    team.leave()
+    _team.clear()
+
+
+def is_ours_to_print(error: SublaplaceError, here: Place) -> bool:
+    """Whether this rank prints an error, after the others were told of it."""
+    if not _team:
+        return here.local_rank == 0  # not joined yet: one message for each machine
+    return _team[0].fail(error)
+
+
+def end_of(code: int) -> tuple[str, int]:
+    """What to say and to end with after a signal: a launcher also sends one because another rank is gone."""
+    if not _team:
+        return f"interrupted; {KEPT}\n", code
+    vigil = _team[0].vigil
+    loss = vigil.gone() if vigil is not None and code == 143 else None
+    message = f"interrupted; {KEPT}\n" if loss is None else f"error: {loss.message}\n  {loss.hint}\n"
+    return message if _team[0].rank == LEADER else "", code if loss is None else loss.code
+
+
+def end_at_once(code: int) -> None:
+    """After a failure among several ranks: threads of the others' connections could only delay it."""
+    if _team:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+
+
+def _described(value: Any, tensors: list[Tensor]) -> dict[str, Any]:
+    """An argument of a question in words; tensors go after it."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        kind = str(value.dtype).removeprefix("torch.")
+        return {"tensor": kind, "shape": list(value.shape), "there": value.device.type != "cpu"}
+    if hasattr(value, "team"):
+        return {"jacobian": value.name, "rows": None if value.rows is None else list(value.rows)}
+    return {"value": value}

@@ -1,0 +1,28 @@
+"""What a member of a team does that does not lead: answer questions about its own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..core.jacobian import Jacobian
+from ..core.shared import some_rows
+from ..core.team import QUESTIONS
+from .passes import make_rows, read_rows
+from .session import Session
+
+OF_A_SPLIT = {question.__name__: question for question in (make_rows, read_rows)}
+
+
+def follow(session: Session) -> None:
+    """Until the leader has no more questions."""
+
+    def find(name: str, rows: Sequence[int] | None) -> Jacobian:
+        jacobian = session.kept[f"jacobians-{name}"]
+        return jacobian if rows is None else some_rows(jacobian, rows)
+
+    for question, arguments in session.team.questions(find):
+        if question in OF_A_SPLIT:
+            name = arguments[0]
+            session.kept[f"jacobians-{name}"] = OF_A_SPLIT[question](session, *arguments)
+        else:
+            QUESTIONS[question](*arguments)

@@ -1,0 +1,197 @@
+"""Watching over the other ranks: a thread that says that this one is alive, and notices when another is not.
+
+A collective fails at once when the process at its other end is gone. This is for all other cases: a rank in the midst
+of a long computation, a machine that no longer answers, an error that another rank has to tell.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import RunError, SublaplaceError
+
+LEADER = 0
+BEAT = 1.0  # seconds between two signs of life
+PATIENCE = 30.0  # seconds without one after which a rank is gone
+GRACE = 5.0  # seconds for the work of this rank to notice by itself
+EXPLANATION = 2.0  # seconds in which a rank that ended may have told why
+FAILED, PRINTED = "failed", "printed"
+KEPT = "finished parts are kept, the same command goes on from there"
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Why the ranks cannot go on together."""
+
+    message: str
+    hint: str | None = KEPT
+    code: int = 3
+    rank: int | None = None  # that told of it, where one did
+
+    @classmethod
+    def of(cls, member: dict[str, Any], size: int, why: str = "is gone (killed, or out of memory)") -> Loss:
+        return cls(f"rank {member['rank']} of {size} (process {member['process']} on {member['host']}) {why}")
+
+    def error(self) -> SublaplaceError:
+        error = RunError(self.message, hint=self.hint)
+        error.exit_code = self.code
+        return error
+
+
+class Vigil(threading.Thread):
+    """Signs of life of this rank, and the loss of another."""
+
+    def __init__(self, store: Any, rank: int, members: Sequence[dict[str, Any]]) -> None:
+        super().__init__(name="vigil", daemon=True)
+        self.store, self.rank, self.members = store, rank, members
+        self.loss: Loss | None = None
+        self.over = threading.Event()
+        self.guard = threading.Lock()  # of the store, which one thread uses at a time
+        watched = [m["rank"] for m in members if m["rank"] != rank] if rank == LEADER else [LEADER]
+        self.seen = {other: ("", time.monotonic()) for other in watched}
+        self._beat(0)
+
+    def run(self) -> None:
+        beats = 0
+        while not self.over.wait(BEAT):
+            beats += 1
+            try:
+                with self.guard:
+                    self.loss = self._look(beats)
+            except Exception:  # whatever the store raises when its other end is gone
+                self.loss = Loss("the first rank, or the launcher, is gone: there is no connection to it any more")
+            if self.loss is not None:
+                break
+        if self.loss is not None and not self.over.wait(GRACE):
+            self._end_the_process(self.loss)
+
+    def _beat(self, count: int) -> None:
+        self.store.set(f"alive/{self.rank}", str(count))
+
+    def _look(self, beats: int) -> Loss | None:
+        self._beat(beats)
+        if (told := self._told()) is not None:
+            return told
+        now = time.monotonic()
+        for other, (sign, since) in self.seen.items():
+            key = f"alive/{other}"
+            found = self.store.get(key).decode() if self.store.check([key]) else ""
+            if found != sign:
+                self.seen[other] = (found, now)
+            elif now - since > PATIENCE:
+                why = f"has given no sign of life for {PATIENCE:.0f} s"
+                return Loss.of(self.members[other], len(self.members), why)
+        return None
+
+    def _told(self) -> Loss | None:
+        """What a rank said before it ended."""
+        if not self.store.check([FAILED]):
+            return None
+        told = json.loads(self.store.get(FAILED))
+        if told["rank"] == self.rank:
+            return None
+        member = self.members[told["rank"]]
+        where = f"rank {told['rank']} of {len(self.members)} on {member['host']}: "
+        return Loss(where + told["message"], told["hint"], told["code"], told["rank"])
+
+    def reason(self) -> Loss | None:
+        """Why a connection broke: what the other rank told, or which process on this machine is gone."""
+        deadline = time.monotonic() + EXPLANATION
+        while time.monotonic() < deadline:
+            try:
+                with self.guard:
+                    if (told := self._told()) is not None:
+                        return told
+            except Exception:  # the store is gone too
+                break
+            if self.gone() is not None:  # what it had to tell, it has told
+                deadline = min(deadline, time.monotonic() + EXPLANATION / 8)
+            time.sleep(EXPLANATION / 40)
+        return self.gone()
+
+    def gone(self) -> Loss | None:
+        """A rank on this machine whose process has ended."""
+        gone = [m for m in self.members if self._is_gone(m)]
+        return Loss.of(gone[0], len(self.members)) if gone else None
+
+    def tell(self, error: SublaplaceError) -> bool:
+        """Tell the others of an error of this rank; True where it is to be printed here.
+
+        The leader prints. Where it has ended without a word, the first of the others to notice does.
+        """
+        told = {"rank": self.rank, "message": error.message, "hint": error.hint, "code": error.exit_code}
+        self.over.set()
+        try:
+            with self.guard:
+                if not self.store.check([FAILED]):
+                    self.store.set(FAILED, json.dumps(told))
+                if self.rank == LEADER:
+                    self.store.set(PRINTED, str(LEADER))
+            if self.rank != LEADER:
+                return not self._printed_by_another()
+            self._wait_for_the_others()
+        except Exception:  # the store went with the leader: nobody else will speak
+            pass
+        return True
+
+    def _wait_for_the_others(self) -> None:
+        """The store may live in this process: the others must have read in it before it ends."""
+        deadline = time.monotonic() + EXPLANATION
+        others = [m for m in self.members if m["rank"] != self.rank]
+        while time.monotonic() < deadline:
+            with self.guard:
+                if all(self.store.check([f"heard/{m['rank']}"]) or self._is_gone(m) for m in others):
+                    return
+            time.sleep(EXPLANATION / 40)
+
+    def _is_gone(self, member: dict[str, Any]) -> bool:
+        """Whether the process of a member on this machine has ended."""
+        return member["host"] == self.members[self.rank]["host"] and process_is_gone(member["process"])
+
+    def _printed_by_another(self) -> bool:
+        deadline = time.monotonic() + GRACE
+        while time.monotonic() < deadline:
+            with self.guard:
+                if self.store.check([PRINTED]):
+                    self.store.set(f"heard/{self.rank}", "")
+                    return True
+            if self._is_gone(self.members[LEADER]):
+                break
+            time.sleep(EXPLANATION / 40)
+        with self.guard:
+            return self.store.compare_set(PRINTED, "", str(self.rank)).decode() != str(self.rank)
+
+    def _end_the_process(self, loss: Loss) -> None:
+        """The work does not notice: it is in the midst of something long."""
+        if self.tell(loss.error()):
+            lines = [f"error: {loss.message}", *([f"  {loss.hint}"] if loss.hint else [])]
+            (sys.__stderr__ or sys.stderr).write("\n".join(lines) + "\n")
+            (sys.__stderr__ or sys.stderr).flush()
+        os._exit(loss.code)
+
+    def stop(self) -> None:
+        """The work is done."""
+        self.over.set()
+        self.join(GRACE)
+
+
+def process_is_gone(process: int) -> bool:
+    """Whether a process of this machine has ended; a zombie has."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
+    except OSError:
+        return False

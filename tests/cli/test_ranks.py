@@ -1,0 +1,263 @@
+"""Several processes: the numbers of one, one voice, and an end that is clear when a rank is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.cli_tools import COMMAND, ENVIRONMENT, Project, Run, Tool, contents, core, mlp, refused, save, strict
+
+METHODS = "gradient,greedy,variance,random,neural-linear,full,diagonal,norm,constant,map"
+NET = """
+import os, signal, time
+from torch import nn
+
+class Net(nn.Sequential):
+    calls = 0
+    def forward(self, x):
+        Net.calls += 1
+        if Net.calls == int(os.environ.get("NAP_AT", -1)):
+            time.sleep(5.5)  # long enough for a durable record
+        if Net.calls == int(os.environ.get("RAISE_AT", -1)):
+            raise RuntimeError("this rank only")
+        if Net.calls == int(os.environ.get("DIE_AT", -1)):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self[2](self[1](self[0](x)))
+
+def make():
+    return Net(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+"""
+
+
+def ranks(
+    size: int,
+    *args: Any,
+    cwd: Path,
+    own: dict[int, dict[str, str]] | None = None,
+    folders: dict[int, Path] | None = None,
+) -> list[Run]:
+    """The tool in so many processes, each with an environment and, if need be, a folder of its own; how each ended."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    running = []
+    for rank in range(size):
+        env = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **(own or {}).get(rank, {})}
+        process = subprocess.Popen(
+            [*COMMAND, *map(str, args)],
+            cwd=(folders or {}).get(rank, cwd),
+            env={**ENVIRONMENT, **{key: str(value) for key, value in env.items()}},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        running.append(process)
+    ended = []
+    for process in running:
+        out, err = process.communicate(timeout=90)
+        ended.append(Run(process.returncode, out.decode(), err.decode()))
+    return ended
+
+
+def leader(runs: list[Run]) -> Run:
+    """The one that speaks; the others must not have said a word."""
+    for other in runs[1:]:
+        assert (other.out, other.err) == ("", ""), other.err
+        assert other.code == runs[0].code, other
+    return runs[0]
+
+
+def assert_same(found: Any, expected: Any, where: str = "") -> None:
+    """Numbers to 1e-8, all else to the letter."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), where
+        for key in expected:
+            assert_same(found[key], expected[key], f"{where}/{key}")
+    elif isinstance(expected, list):
+        assert len(found) == len(expected), where
+        for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+            assert_same(a, b, f"{where}/{i}")
+    elif isinstance(expected, float):
+        assert abs(found - expected) <= 1e-8 * max(abs(expected), 1e-3), (where, found, expected)
+    elif where != "/workers":
+        assert found == expected, where
+
+
+def test_torchrun_gives_the_result_of_one_process(tool: Tool, tmp_path: Path) -> None:
+    project = Project(tmp_path / "p")
+    choice = ("evaluate", "--method", METHODS, "--k", "3,30", "--dtype", "float64", "--json")
+    alone = tool(*choice, "--run-dir", tmp_path / "alone", cwd=project.folder).json()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, "-m", "sublaplace_cli", *choice, "--run-dir", str(tmp_path / "two")],
+        cwd=project.folder,
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    found = strict(done.stdout.decode())
+    assert found["workers"] == 2
+    assert_same(core(found), core(alone))
+    mine, theirs = contents(tmp_path / "two"), contents(tmp_path / "alone")
+    assert mine.keys() == theirs.keys()
+    for name in ("jacobians-train", "jacobians-test", f"posterior-full-k{project.size}"):  # no sum over ranks in them
+        assert mine[f"{name}.safetensors"] == theirs[f"{name}.safetensors"], name
+
+
+def test_three_ranks_with_uneven_rows_and_several_classes(tool: Tool, tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", "multiclass", 3, rows=37)
+    splits = {"train": {"rows": "0:26"}, "reference": {"rows": "20:29"}, "test": {"rows": "29:"}}
+    project.use(data={**project.spec["data"], "splits": splits}, posterior={"prior_precision": "marglik"})
+    more = ("--rescale", "hybrid", "--dtype", "float64", "--json")
+    choice = ("evaluate", "--method", "gradient,greedy,norm", "--k", "3,40", *more)
+    alone = tool(*choice, "--run-dir", tmp_path / "alone", cwd=project.folder).json()
+    runs = ranks(3, *choice, "--run-dir", tmp_path / "three", cwd=project.folder)
+    assert_same(core(leader(runs).json()), core(alone))
+    again = tool(*choice, "--run-dir", tmp_path / "three", cwd=project.folder)  # by one process, what three have made
+    assert "reusing posterior" in again.err
+    assert_same(core(again.json()), core(alone))
+
+
+def test_rows_that_are_neither_stored_nor_held_and_single_steps(tool: Tool, tmp_path: Path) -> None:
+    project = Project(tmp_path / "p", rows=60)
+    project.use(data={**project.spec["data"], "splits": {"train": {"rows": "0:50"}, "test": {"rows": "50:"}}})
+    little = ("--max-artifact", "1kB", "--memory", "60kB", "--dtype", "float64")
+    choice = ("evaluate", "--method", "gradient,greedy", "--k", "5", *little, "--json")
+    alone = tool(*choice, "--run-dir", tmp_path / "alone", cwd=project.folder).json()
+    shared = ranks(2, *choice, "--run-dir", tmp_path / "two", cwd=project.folder)
+    assert "not stored" in shared[0].err
+    assert_same(core(leader(shared).json()), core(alone))
+    fitted = ranks(2, "fit", "--method", "greedy", "--k", "4", "--run-dir", tmp_path / "f", cwd=project.folder)
+    assert leader(fitted).code == 0
+    assert (tmp_path / "f" / "posterior-greedy-k4.safetensors").exists()
+
+
+def test_sweeps_and_posteriors_alone(tool: Tool, tmp_path: Path) -> None:
+    project = Project(tmp_path / "p")
+    for seed in (1, 2):
+        save(mlp([3, 8, 1], seed), project.folder / f"c{seed}.safetensors")
+    choice = ("evaluate", "--checkpoint", "c*.safetensors", "--k", "5", "--dtype", "float64", "--json")
+    alone = tool(*choice, "--run-dir", tmp_path / "a", cwd=project.folder).json()
+    both = leader(ranks(2, *choice, "--run-dir", tmp_path / "b", cwd=project.folder)).json()
+    for result in (alone, both):
+        for checkpoint in result["checkpoints"]:
+            checkpoint.pop("artifacts")
+    assert_same(core(both), core(alone))
+    tool("fit", "--k", "5", "--run-dir", tmp_path / "c", cwd=project.folder)
+    posterior = ("evaluate", "--posterior", tmp_path / "c" / "posterior-gradient-k5.safetensors", "--json")
+    alone = tool(*posterior, cwd=project.folder).json()
+    assert_same(core(leader(ranks(2, *posterior, cwd=project.folder)).json()), core(alone))
+
+
+def test_an_error_is_told_once_by_the_first_rank(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p")
+    refused(leader(ranks(2, "evaluate", "--k", "999", cwd=project.folder)), "--k 999 is more than the 41")
+    refused(leader(ranks(2, "evaluate", "--pool", "none", cwd=project.folder)), "--pool")
+    wrong = ranks(2, "evaluate", cwd=project.folder, own={0: {"RANK": "x"}, 1: {"RANK": "x"}})
+    assert [run.code for run in wrong] == [2, 2]
+    assert "RANK is 'x', expected a number" in wrong[0].err
+
+
+def test_ranks_that_see_other_files_are_refused(tmp_path: Path) -> None:
+    project, elsewhere = Project(tmp_path / "p"), Project(tmp_path / "q")
+    save(mlp([3, 8, 1], seed=9), elsewhere.folder / "model.safetensors")
+    told = leader(ranks(2, "evaluate", "--k", "5", cwd=project.folder, folders={1: elsewhere.folder}))
+    refused(told, "rank 1 has other weights, data or options than rank 0")
+    (elsewhere.folder / "model.safetensors").unlink()
+    told = leader(ranks(2, "evaluate", "--k", "5", cwd=project.folder, folders={1: elsewhere.folder}))
+    refused(told, "rank 1 of 2 on ", "model.safetensors")
+
+
+@pytest.fixture
+def mortal(tmp_path: Path) -> Project:
+    """160 training rows in ten passes through a network that can die."""
+    project = Project(tmp_path / "p", rows=170)
+    (project.folder / "net.py").write_text(NET)
+    model = {"build": {"import": "net:make"}, "weights": {"path": "model.safetensors"}}
+    splits = {"train": {"rows": "0:160"}, "test": {"rows": "160:"}}
+    return project.use(model=model, data={**project.spec["data"], "splits": splits})
+
+
+CHOICE = ("evaluate", "--method", "gradient", "--k", "5", "--allow-code", "net")
+PREPARING = 20  # forward passes of the checks before the work, at most
+
+
+def test_a_rank_that_dies_ends_all_with_3_and_the_next_run_goes_on(mortal: Project, tool: Tool, tmp_path: Path) -> None:
+    undisturbed = ranks(2, *CHOICE, "--run-dir", tmp_path / "u", "--json", cwd=mortal.folder)
+    expected = leader(undisturbed).json()
+    calls = forward_passes_before_work(mortal, tmp_path)
+    started = time.monotonic()
+    dying = {1: {"DIE_AT": str(calls + 4)}, 0: {"NAP_AT": str(calls + 2)}}
+    runs = ranks(2, *CHOICE, "--run-dir", tmp_path / "r", cwd=mortal.folder, own=dying)
+    assert time.monotonic() - started < 45  # six of them asleep
+    assert runs[1].code == -signal.SIGKILL
+    assert runs[0].code == 3
+    assert "error: rank 1 of 2 (process " in runs[0].err
+    assert "finished parts are kept" in runs[0].err
+    assert runs[0].out == ""
+    again = ranks(2, *CHOICE, "--run-dir", tmp_path / "r", "--json", cwd=mortal.folder)
+    assert "going on with the Jacobian of the train rows at row" in again[0].err
+    assert core(leader(again).json()) == core(expected)
+    assert contents(tmp_path / "r") == contents(tmp_path / "u")
+
+
+def forward_passes_before_work(project: Project, tmp_path: Path) -> int:
+    """How often the network is called before the first pass over the training rows."""
+    low, high = 1, PREPARING
+    env = {"PYTHONPATH": f"{ENVIRONMENT['PYTHONPATH']}{os.pathsep}{project.folder}"}
+    code = (
+        "from sublaplace_cli.steps.opening import open_session\n"
+        "from sublaplace_cli.steps.settings import Settings, Silent\n"
+        "with open_session(Settings(allow_code=('net',)), Silent(), ('train', 'reference', 'test')) as session:\n"
+        "    print(type(session.model).calls)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=project.folder, env={**ENVIRONMENT, **env}, capture_output=True, check=True
+    )
+    found = int(done.stdout)
+    assert low < found < high
+    return found
+
+
+def test_the_first_rank_dies(mortal: Project, tmp_path: Path) -> None:
+    calls = forward_passes_before_work(mortal, tmp_path)
+    runs = ranks(3, *CHOICE, cwd=mortal.folder, own={0: {"DIE_AT": str(calls + 2)}})
+    assert [run.code for run in runs] == [-signal.SIGKILL, 3, 3]
+    assert "error: " in runs[1].err + runs[2].err
+    assert "Traceback" not in runs[1].err + runs[2].err
+
+
+def test_an_error_of_another_rank_is_told_by_the_first(mortal: Project, tmp_path: Path) -> None:
+    calls = forward_passes_before_work(mortal, tmp_path)
+    runs = ranks(2, *CHOICE, cwd=mortal.folder, own={1: {"RAISE_AT": str(calls + 2)}})
+    told = leader(runs)
+    assert told.code == 3
+    assert "error: rank 1 of 2 on " in told.err
+    assert "this rank only" in told.err
+
+
+def test_torchrun_names_the_exit_code_of_a_lost_rank(mortal: Project, tmp_path: Path) -> None:
+    """torchrun itself ends with 1 whatever happened; its report has the code, our message is above it."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, "-m", "sublaplace_cli", *CHOICE],
+        cwd=mortal.folder,
+        env={**ENVIRONMENT, "RAISE_AT": str(forward_passes_before_work(mortal, tmp_path) + 2)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=120,
+    )
+    said = done.stderr.decode()
+    assert done.returncode == 1
+    assert said.count("error: unexpected RuntimeError: this rank only") + said.count("error: rank 1 of 2") == 1
+    assert "exitcode  : 3" in said

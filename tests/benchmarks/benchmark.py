@@ -49,6 +49,8 @@ BARS = (
     Bar("greedy-mlp-k3000", ratio_at_least=20, script="selection.py"),
     Bar("greedy-resnet20-k10000", seconds_at_most=60, script="selection.py"),
     Bar("many-k", ratio_at_most=1.5, script="selection.py"),
+    Bar("pass-2-ranks", ratio_at_least=1.7, script="scaling.py"),
+    Bar("gram-2-ranks", ratio_at_least=1.7, script="scaling.py"),
 )
 LARGE = (
     Bar("transformer", peak_at_most=4e9, script="large.py"),

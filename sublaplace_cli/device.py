@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from .errors import UserError
+
+OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
 
 # What may be taken of the memory that is free: the rest is for the interpreter, the file cache and others.
 SAFE_SHARE = 0.6
@@ -50,6 +56,35 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min(_machine_available(), _container_available())
+
+
+def release(device: torch.device) -> None:
+    """Give back what the allocator holds without using it."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def room_for(device: torch.device) -> Callable[..., Tensor]:
+    """What makes host memory that is on its way to the device: pinned, so that it is moved without a copy."""
+    return partial(torch.empty, pin_memory=True) if device.type == "cuda" else torch.empty
+
+
+def move(host: Tensor, device: torch.device) -> Tensor:
+    """To the device, beside what it computes: its work on the tensor waits for the move, nothing else does."""
+    if device.type != "cuda":
+        return host.to(device)
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream(device)
+    stream, current = _streams[device], torch.cuda.current_stream(device)
+    with torch.cuda.stream(stream):
+        there = host.to(device, non_blocking=True)
+    current.wait_stream(stream)
+    there.record_stream(current)  # its memory is not used again before the work on it is done
+    return there
+
+
+_streams: dict[torch.device, torch.cuda.Stream] = {}  # for moves, one a device
 
 
 def synchronise(device: torch.device) -> None:

@@ -56,6 +56,13 @@ OPTIONS: dict[str, Any] = {
     "dtype": _option(
         "--dtype", help="of the network's passes: float32 or float64; sums are float64 always", metavar="NAME"
     ),
+    "gram_dtype": _option(
+        "--gram-dtype",
+        help="of the products in Gram matrices: float64, or float32 where float64 is slow, checked and refused where "
+        "it shows in the variances",
+        metavar="NAME",
+        names=("float64", "float32"),
+    ),
     "format": _option(
         "--format",
         help="auto, table, json, jsonl, csv, tsv, markdown, junit or github; auto: table on a terminal, "
@@ -167,6 +174,7 @@ _COMMON = (
         "memory",
         "max_artifact",
         "dtype",
+        "gram_dtype",
         "format",
         "json",
         "output",

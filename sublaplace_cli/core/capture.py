@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NumericsError
-from .blocks import Block, DenseBlock
+from .blocks import Block, DenseBlock, joined
 from .checks import non_finite_outputs, require_sound_network
 from .footprint import peak_bytes
 from .forward import Inputs, row_count, spread_rows
@@ -39,6 +39,14 @@ class Captured:
 
     f: Tensor
     blocks: list[Block]
+
+
+def joined_passes(passes: Sequence[Captured]) -> Captured:
+    """Several passes over neighbouring rows as one."""
+    if len(passes) == 1:
+        return passes[0]
+    blocks = [joined(parts) for parts in zip(*(q.blocks for q in passes), strict=True)]
+    return Captured(torch.cat([q.f for q in passes]), blocks)
 
 
 @dataclass(frozen=True)

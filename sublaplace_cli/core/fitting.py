@@ -150,7 +150,10 @@ def fit_full(precision: Precision) -> FullPosterior:
     _require_room(
         precision, full_bytes(rows), f"the full posterior over {rows} rows", or_else=", or --full none or bracket"
     )
-    return FullPosterior(precision, *_factor_gram(precision.gram()))
+    posterior = FullPosterior(precision, *_factor_gram(precision.gram()))
+    if precision.gram_dtype != torch.float64:
+        posterior.require_accuracy(precision.jacobian)
+    return posterior
 
 
 def _factor_gram(K: Tensor) -> tuple[Tensor, float, Callable[[], float]]:

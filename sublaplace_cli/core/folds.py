@@ -14,9 +14,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from .blocks import STRIP, Block, add_upper
+from .blocks import STRIP, Block, Strips, add_upper
 from .conv import ConvBlock
-from .jacobian import TILE_SHARE, Jacobian, block_groups, row_tiles
+from .jacobian import TILE_SHARE, Jacobian, block_groups, loaded, row_tiles
 from .linalg import mirrored
 from .progress import Watch, unwatched
 from .shared import SharedJacobian, own_part, team_of
@@ -32,8 +32,8 @@ def squared_gradients(jacobian: Jacobian, root: Tensor | None, memory: int) -> T
     total = torch.zeros(jacobian.layout.size, dtype=torch.float64, device=jacobian.outputs.device)
     own, rows = own_part(jacobian)
     W = None if root is None else root[rows]
-    for a, b in row_tiles(own, memory):
-        for block in own.load(a, b):
+    for a, b, blocks in loaded(own, row_tiles(own, memory)):
+        for block in blocks:
             total[block.span] += block.squares(None if W is None else W[a:b])
     return team_of(jacobian).total(total)
 
@@ -45,8 +45,8 @@ def pull(jacobian: Jacobian, u: Tensor, memory: int) -> Tensor:
     total = torch.zeros(jacobian.layout.size, u.shape[1], dtype=torch.float64, device=u.device)
     own, rows = own_part(jacobian)
     mine = u.reshape(-1, C, u.shape[1])[rows].flatten(0, 1)
-    for a, b in row_tiles(own, memory):
-        for block in own.load(a, b):
+    for a, b, blocks in loaded(own, row_tiles(own, memory)):
+        for block in blocks:
             total[block.span] += block.pull(mine[a * C : b * C])
     return team_of(jacobian).total(total)
 
@@ -57,8 +57,8 @@ def row_norms(jacobian: Jacobian, prior: Tensor, memory: int) -> Tensor:
     M, C = jacobian.outputs.shape
     own, rows = own_part(jacobian)
     norms = torch.zeros(len(own.outputs), C, dtype=torch.float64, device=jacobian.outputs.device)
-    for a, b in row_tiles(own, memory):
-        for block in own.load(a, b):
+    for a, b, blocks in loaded(own, row_tiles(own, memory)):
+        for block in blocks:
             norms[a:b] += block.norms(prior[block.span]).reshape(-1, C)
     whole = norms.new_zeros(M, C)
     whole[rows] = norms
@@ -69,11 +69,12 @@ def column_chunks(jacobian: Jacobian, S: Tensor, memory: int) -> Iterator[tuple[
     """(first row, J[rows, S]ᵀ) in the order of S (k, m·C), reading only the blocks that hold some of S."""
     C = jacobian.outputs.shape[1]
     places = _Places.of(jacobian.pattern, S)
-    for a, b in row_tiles(jacobian, memory, places.blocks, extra=16 * C * len(S)):
-        if isinstance(jacobian, SharedJacobian):
-            yield a, columns_between(jacobian, S, a, b)
-        else:
-            yield a, places.put_together(jacobian.load(a, b, places.blocks), (b - a) * C)
+    tiles = row_tiles(jacobian, memory, places.blocks, extra=16 * C * len(S))
+    if isinstance(jacobian, SharedJacobian):
+        yield from ((a, columns_between(jacobian, S, a, b)) for a, b in tiles)
+    else:
+        for a, b, blocks in loaded(jacobian, tiles, places.blocks):
+            yield a, places.put_together(blocks, (b - a) * C)
 
 
 @together
@@ -194,13 +195,13 @@ def gram_strips(
             for a, b in rows:
                 A = [_ready(block) for block in left.load(a, b, group)]
                 strips = [(max(x, a) - a, min(y, b) - a) for x, y in mine if x < b and y > a]
-                for c, d in columns:
-                    if same and c < a:  # the tiles of one Jacobian lie on one grid: below the diagonal, mirrored later
-                        continue
-                    B = A if same and c == a else [_ready(block) for block in right.load(c, d, group)]
-                    for x, y in zip(A, B, strict=True):
-                        target = K[a * C : b * C, c * C : d * C]
-                        x.add_gram(y, prior[x.span], target, strips, torch.float32 if single else torch.float64)
+                # The tiles of one Jacobian lie on one grid: with themselves, and with those behind them.
+                if same:
+                    _add_tile(K[a * C : b * C, a * C : b * C], A, A, prior, strips, single)
+                met = [tile for tile in columns if not same or tile[0] > a]
+                for c, d, blocks in loaded(right, met, group):
+                    B = [_ready(block) for block in blocks]
+                    _add_tile(K[a * C : b * C, c * C : d * C], A, B, prior, strips, single)
                 progress.advance(1)
     for a, b, member in dealt:
         if member != LEADER and team.rank in (member, LEADER):
@@ -209,6 +210,13 @@ def gram_strips(
             team.bring(part, member)
             strip.copy_(part)
     return K
+
+
+def _add_tile(
+    total: Tensor, A: Sequence[Block], B: Sequence[Block], prior: Tensor, strips: Strips, single: bool
+) -> None:
+    for x, y in zip(A, B, strict=True):
+        x.add_gram(y, prior[x.span], total, strips, torch.float32 if single else torch.float64)
 
 
 def _ready(block: Block) -> Block:
@@ -239,8 +247,8 @@ def _group_residual(
     own, rows = own_part(jacobian)
     mine = u.reshape(-1, C, u.shape[1])[rows].flatten(0, 1)
     pulled = [torch.zeros(jacobian.pattern[i].width, u.shape[1], dtype=torch.float64, device=u.device) for i in group]
-    for a, b in row_tiles(own, memory, group):
-        for total, block in zip(pulled, own.load(a, b, group), strict=True):
+    for a, b, blocks in loaded(own, row_tiles(own, memory, group), group):
+        for total, block in zip(pulled, blocks, strict=True):
             total += block.pull(mine[a * C : b * C])
     for total in pulled:
         team.total(total)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import zip_longest
 from typing import Protocol
 
 from torch import Tensor
@@ -38,6 +39,18 @@ class Jacobian(Protocol):
     @property
     def grain(self) -> int: ...  # rows that are made or read together
     def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]: ...
+
+
+def loaded(
+    jacobian: Jacobian, tiles: Sequence[tuple[int, int]], which: Sequence[int] | None = None
+) -> Iterator[tuple[int, int, list[Block]]]:
+    """(first row, last row, blocks) of one tile after the other; what can be read meanwhile is told what comes next."""
+    expect = getattr(jacobian, "expect", None)
+    for (a, b), following in zip_longest(tiles, tiles[1:]):
+        blocks = jacobian.load(a, b, which)
+        if expect is not None and following is not None:
+            expect(*following, which)
+        yield a, b, blocks
 
 
 @dataclass(frozen=True)
@@ -86,10 +99,17 @@ class StoredJacobian:
     pattern: tuple[Block, ...]
     read: Callable[[int, int, int], Block]
     grain: int = 1
+    announce: Callable[[int, int, int], None] | None = None  # to whom it is told what will be read next
     by_block: bool = field(default=True, init=False)
 
     def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
         return [self.read(i, start, stop) for i in _chosen(which, self.pattern)]
+
+    def expect(self, start: int, stop: int, which: Sequence[int] | None = None) -> None:
+        """These will be loaded next."""
+        if self.announce is not None:
+            for i in _chosen(which, self.pattern):
+                self.announce(i, start, stop)
 
 
 @dataclass(frozen=True)
@@ -120,8 +140,8 @@ class HoldingJacobian:
         missing = [i for i in chosen if i not in self.held]
         for group in [[i] for i in missing] if self.source.by_block else [missing] if missing else []:
             gathering, n_rows = Gathering(len(self.outputs)), len(self.outputs)
-            for a, b in aligned(0, n_rows, self.step, n_rows):
-                gathering.put(a, [self.form(block) for block in self.source.load(a, b, group)])
+            for a, _, blocks in loaded(self.source, list(aligned(0, n_rows, self.step, n_rows)), group):
+                gathering.put(a, [self.form(block) for block in blocks])
             self.held.update(zip(group, gathering.blocks, strict=True))
         return [self.held[i].rows(start, stop) for i in chosen]
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .folds import column_chunks, row_norms
+from .gram_check import require_accuracy, sample_of
 from .jacobian import Jacobian
 from .linalg import column_squares, dual_variance, solve_lower
 from .precision import Precision
@@ -77,12 +78,23 @@ class FullPosterior:
 
     def variance(self, test: Jacobian, norms: Tensor) -> Tensor:
         """gᵀ Ω⁻¹ g for every row and output of `test` (M, C), given its squared norms (M·C,)."""
+        if self.precision.gram_dtype != torch.float64:
+            self.require_accuracy(test)
+        return self._variance(test, norms).reshape(test.outputs.shape)
+
+    def _variance(self, test: Jacobian, norms: Tensor) -> Tensor:
         cross = self.precision.cross_gram(test)  # (N·C, M·C)
 
         def residual_norms(chosen: Tensor, w: Tensor) -> Tensor:
             return self.precision.residual_norms(test, chosen, w)
 
-        return dual_variance(self.factor, cross, norms, self.condition, residual_norms).reshape(test.outputs.shape)
+        return dual_variance(self.factor, cross, norms, self.condition, residual_norms)
+
+    def require_accuracy(self, rows: Jacobian) -> None:
+        """Refuse where products in float32 show in the variances, judged by a sample of these rows."""
+        few = sample_of(rows)
+        norms = row_norms(few, self.precision.prior, self.precision.memory)
+        require_accuracy(self.precision, self.factor, few, self._variance(few, norms))
 
 
 def diagonal_variance(precision: Precision, data_diagonal: Tensor, test: Jacobian) -> Tensor:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.team import ALONE, Team
+from ..device import OUT_OF_MEMORY
 from ..errors import UserError
 from ..files.atomic import write_text
 from ..files.spec import LoadedSpec
@@ -30,6 +31,7 @@ from .sweep import Member, combined, each_with_time_left, is_sweep, members_of
 from .tuning import tune
 
 Render = Callable[[dict[str, Any]], str]
+LEAST_MEMORY = 2**20  # no use in trying with less
 
 
 @dataclass(frozen=True)
@@ -91,13 +93,34 @@ def _run_once(
         _check_plot(session, wanted)
         if settings.dry_run:
             return Outcome(plan(session, command, wanted), session.spec)
-        if command != "jacobians" or settings.scores_only or settings.split == "all":
-            tune(session, wanted)
-        if command == "evaluate":
-            return _evaluate(session, render, place)
-        step = {"jacobians": jacobians, "select": select, "fit": fit}[command]
-        result = {"schema": 1, **step.run(session), "artifacts": dict(sorted(session.artifacts.items()))}
-        return Outcome(_finished(session, result), session.spec)
+        return _within_memory(session, lambda: _work(session, command, wanted, render, place))
+
+
+def _work(
+    session: Session, command: str, wanted: list[Choice], render: Render, place: dict[str, Any] | None
+) -> Outcome:
+    settings = session.settings
+    if session.tuned is None and (command != "jacobians" or settings.scores_only or settings.split == "all"):
+        tune(session, wanted)
+    if command == "evaluate":
+        return _evaluate(session, render, place)
+    step = {"jacobians": jacobians, "select": select, "fit": fit}[command]
+    result = {"schema": 1, **step.run(session), "artifacts": dict(sorted(session.artifacts.items()))}
+    return Outcome(_finished(session, result), session.spec)
+
+
+def _within_memory(session: Session, work: Callable[[], Outcome]) -> Outcome:
+    """Again with half the memory where there was too little: what is finished is in the run folder by then.
+
+    Not in a team: the others are in the midst of the question that failed here.
+    """
+    while True:
+        try:
+            return work()
+        except OUT_OF_MEMORY:
+            if session.team.size > 1 or session.memory < 2 * LEAST_MEMORY:
+                raise
+        session.shrink()
 
 
 def _evaluate(session: Session, render: Render, place: dict[str, Any] | None) -> Outcome:

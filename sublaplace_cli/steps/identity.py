@@ -70,6 +70,7 @@ def identity_of(
         "spec": described,
         "options": {
             "dtype": settings.dtype,
+            "gram_dtype": settings.gram_dtype,
             "seed": settings.seed,
             "score": settings.score,
             "reference": origin_of(spec.spec.data, settings.reference),

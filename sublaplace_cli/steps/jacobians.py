@@ -91,7 +91,9 @@ def precision_of(session: Session) -> Precision:
     if "precision" not in session.kept:
         jacobian = jacobian_of(session, "train")
         root = load(LIKELIHOODS[session.task])(jacobian.outputs, noise_variance(session) or 1.0)
-        session.kept["precision"] = Precision(jacobian, root, session.prior, session.memory, session.report.progress)
+        session.kept["precision"] = Precision(
+            jacobian, root, session.prior, session.memory, session.report.progress, session.gram_dtype
+        )
     return session.kept["precision"]
 
 

@@ -33,6 +33,7 @@ from ..files.artifacts import Artifact, open_artifact
 from ..files.row_writer import RowWriter
 from .session import Session
 from .settings import format_bytes
+from .staging import StagedBlocks
 from .totals import Totals
 
 HELD_SHARE = 4  # a Jacobian within this share of the memory is kept in it
@@ -256,8 +257,10 @@ def _with_own_rows(session: Session, name: str, f: Tensor, artifact: Artifact | 
         compute = partial(_computed, session, name)
         everything = RecomputedJacobian(session.layout, f, session.capture.pattern, compute, step)
     else:
-        reader = partial(_from_file, session, artifact)
-        everything = StoredJacobian(session.layout, f, session.capture.pattern, reader, step)
+        pattern = session.capture.pattern
+        names = [dict(zip(q.tensors(), _named_tensors(session, q), strict=True)) for q in pattern]
+        staged = StagedBlocks(artifact, session.device, pattern, names)
+        everything = StoredJacobian(session.layout, f, pattern, staged.read, step, staged.expect)
     mine = own_rows(session, name)
     if mine is not None:
         everything = SomeRows(everything, mine, step)
@@ -267,12 +270,6 @@ def _with_own_rows(session: Session, name: str, f: Tensor, artifact: Artifact | 
 
 def _computed(session: Session, name: str, start: int, stop: int) -> list[Block]:
     return session.take_pass(session.rows(name, start, stop)).blocks
-
-
-def _from_file(session: Session, artifact: Artifact, number: int, start: int, stop: int) -> Block:
-    block = session.capture.pattern[number]
-    names = dict(zip(block.tensors(), _named_tensors(session, block), strict=True))
-    return block.with_tensors({k: artifact.rows(v, start, stop).to(session.device) for k, v in names.items()})
 
 
 def _shared(session: Session, name: str, f: Tensor, own: Jacobian, form: str | None) -> Jacobian:

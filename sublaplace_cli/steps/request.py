@@ -155,6 +155,7 @@ def check_usage(settings: Settings) -> None:
     _one_of("--score", settings.score, ("weighted", "unweighted"))
     _one_of("--reference", settings.reference, ("train", "test", "reference"))
     _one_of("--dtype", settings.dtype, ("float32", "float64"))
+    _one_of("--gram-dtype", settings.gram_dtype, ("float64", "float32"))
     _one_of("--full", settings.full, ("exact", "none", "bracket"))
     if settings.full_rows is not None and settings.full != "bracket":
         raise UserError("--full-rows goes with --full bracket")

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from .. import __version__
 from .. import device as devices
-from ..core.capture import Capture, Captured
-from ..core.forward import Inputs
+from ..core.capture import Capture, Captured, joined_passes
+from ..core.forward import Inputs, map_inputs, row_count
 from ..core.layout import Layout
 from ..core.rescale import Kind
 from ..core.team import ALONE, Answer, Team
@@ -26,7 +26,7 @@ from ..files.run_folder import RunFolder, fingerprint
 from ..files.spec import LoadedSpec
 from .identity import provenance_of
 from .inputs import InputReader
-from .settings import Reporter, Settings, parse_bytes
+from .settings import Reporter, Settings, format_bytes, parse_bytes
 
 
 @dataclass
@@ -51,6 +51,7 @@ class Session:
     report: Reporter
     team: Team = ALONE  # those who share the rows
     folder: RunFolder | None = None
+    most_rows: int = 2**62  # of one pass, after running out of memory
     prior_precision: Any = None  # as numbers: of the spec, or as the marginal likelihood has it
     tuned: dict[str, Any] | None = None  # what the marginal likelihood said, where it was asked
     kept: dict[str, Any] = field(default_factory=dict)
@@ -64,6 +65,10 @@ class Session:
     @property
     def dtype(self) -> torch.dtype:
         return getattr(torch, self.settings.dtype)
+
+    @property
+    def gram_dtype(self) -> torch.dtype:
+        return getattr(torch, self.settings.gram_dtype)
 
     @property
     def n_outputs(self) -> int:
@@ -104,8 +109,31 @@ class Session:
         return self.capture.rows_of_pass(len(self.split(name)))
 
     def take_pass(self, inputs: Inputs) -> Captured:
-        """Outputs and blocks of these rows."""
-        return self.capture(inputs)
+        """Outputs and blocks of these rows; after running out of memory, in passes of half as many."""
+        n_rows = row_count(inputs)
+        while True:
+            rows = min(self.most_rows, n_rows)
+            cuts = [slice(a, a + rows) for a in range(0, n_rows, rows)]
+            try:
+                return joined_passes([self.capture(map_inputs(lambda t, cut=cut: t[cut], inputs)) for cut in cuts])  # type: ignore[misc]
+            except devices.OUT_OF_MEMORY:
+                if rows == 1:
+                    raise
+            # Only now: while the error is handled, it keeps alive what the pass had made.
+            devices.release(self.device)
+            self.most_rows = rows // 2
+            self.report.note(
+                f"out of memory on {self.device}: going on in passes of {rows // 2} rows instead of {rows}"
+            )
+
+    def shrink(self) -> None:
+        """After running out of memory: half of it, and nothing kept in it but what the run has settled."""
+        self.kept = {key: value for key, value in self.kept.items() if key.startswith("noise-")}
+        devices.release(self.device)
+        self.memory //= 2
+        self.report.note(
+            f"out of memory on {self.device}: going on within {format_bytes(self.memory)}; finished parts are reused"
+        )
 
     def together(self, question: Callable[..., Answer], *arguments: Any, **of_the_leader: Any) -> Answer:
         """`question(session, …)` on all members of the team at the same time."""

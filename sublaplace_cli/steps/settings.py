@@ -22,6 +22,7 @@ class Settings:
     memory: str | None = None
     max_artifact: str = "20GiB"
     dtype: str = "float32"
+    gram_dtype: str = "float64"
     format: str = "auto"
     json: bool = False
     output: tuple[Path, ...] = ()

@@ -20,6 +20,7 @@ from ..linalg import check_condition, column_squares
 from ..precision import Precision
 from . import Selection, SelectionProblem, largest, rounded
 from .column_cache import ColumnCache
+from .device_pivots import pivots_on_device
 from .schur import Complement, DualSchur, PrimalSchur, Schur
 
 PANEL = 512  # candidates among which pivots are taken in one go
@@ -188,22 +189,30 @@ def _pivot_inside(
 ) -> tuple[list[int], list[float], Tensor]:
     """Pivots of T in order, while the best beats (value, position) of the best bound outside.
 
-    The first is taken in any case where `sure`. By numpy, on the CPU: a pivot is a few calls on a few hundred numbers,
+    The first is taken in any case where `sure`. On the CPU by numpy: a pivot is a few calls on a few hundred numbers,
     and each of them costs several times as much by torch.
     """
-    matrix = T.cpu().numpy()
+    positions = panel.tolist()
+
+    def ends(before: int, pivot: float, place: int) -> bool:
+        if _beaten(pivot, positions[place], outside) and not (sure and before == 0):
+            return True
+        if not pivot > SOUND:
+            require_sound(torch.tensor(pivot))
+        return False
+
+    if T.device.type != "cpu":
+        return pivots_on_device(T, most, ends)
+    matrix = T.numpy()
     d = matrix.diagonal().copy()  # −∞ once taken
     rows = np.empty((min(most, len(d)), len(d)))
-    positions = panel.tolist()
     taken: list[int] = []
     pivots: list[float] = []
     while len(taken) < len(rows):
-        best = _first_largest(d, panel.device)
+        best = _first_largest(d)
         pivot = float(d[best])
-        if _beaten(pivot, positions[best], outside) and not (sure and not taken):
+        if ends(len(taken), pivot, best):
             break
-        if not pivot > SOUND:
-            require_sound(torch.tensor(pivot))
         t = len(taken)
         row = rows[t]
         np.subtract(matrix[best], rows[:t, best] @ rows[:t], out=row)
@@ -212,17 +221,17 @@ def _pivot_inside(
         d[best] = -np.inf
         taken.append(best)
         pivots.append(pivot)
-    return taken, pivots, torch.from_numpy(d).to(panel.device)
+    return taken, pivots, torch.from_numpy(d)
 
 
-def _first_largest(d: np.ndarray, device: torch.device) -> int:
+def _first_largest(d: np.ndarray) -> int:
     """Place of the largest after rounding, the first of equals; only what is next to the largest need be rounded."""
     best = int(d.argmax())
     equals = d >= d[best] * (1 - 2e-11)
     if np.count_nonzero(equals) == 1:
         return best
     near = equals.nonzero()[0]
-    return int(near[int(rounded(torch.from_numpy(d[near]).to(device)).argmax())])
+    return int(near[int(rounded(torch.from_numpy(d[near])).argmax())])
 
 
 def _beaten(value: float, position: int, outside: tuple[float, int]) -> bool:

@@ -1,0 +1,41 @@
+"""Pivots of a panel on a device: its commands are sent ahead, and it is asked for the outcome once for many pivots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from . import rounded
+
+AT_ONCE = 64  # pivots between two looks at the outcome; those behind the last one that counts are thrown away
+Ends = Callable[[int, float, int], bool]  # (how many before it, value, place) → whether this pivot is not taken
+
+
+def pivots_on_device(T: Tensor, most: int, ends: Ends) -> tuple[list[int], list[float], Tensor]:
+    """(places, values, remaining diagonal) of the pivots of T in order, ties to the first, until `ends` or `most`."""
+    rows = T.new_empty(min(most, len(T)), len(T))  # of the Cholesky factor
+    d, first = T.diagonal().clone(), torch.arange(len(T), device=T.device)
+    taken: list[int] = []
+    pivots: list[float] = []
+    while len(taken) < len(rows):
+        done = len(taken)
+        some = min(AT_ONCE, len(rows) - done)
+        places, values = first.new_empty(some), T.new_empty(some)
+        for i in range(some):
+            t = done + i
+            sizes = rounded(d)
+            best = torch.where(sizes == sizes.amax(), first, len(T)).amin().reshape(1)
+            pivot = d.index_select(0, best)
+            earlier = rows[:t].index_select(1, best)
+            row = (T.index_select(0, best).squeeze(0) - earlier.squeeze(1) @ rows[:t]) * pivot.rsqrt()
+            rows[t] = row
+            d = (d - row.square()).index_fill(0, best, 0.0)  # every pivot is at least about 1: 0 is never the largest
+            places[i : i + 1], values[i : i + 1] = best, pivot
+        for place, value in zip(places.tolist(), values.tolist(), strict=True):
+            if ends(len(taken), value, place):
+                return taken, pivots, T.diagonal() - rows[: len(taken)].square().sum(0)
+            taken.append(place)
+            pivots.append(value)
+    return taken, pivots, T.diagonal() - rows[: len(taken)].square().sum(0)

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..errors import RunError
+from ..errors import NumericsError, RunError
 from .blocks import add_upper
+from .gram_check import not_good_enough
 from .linalg import (
     QR_CONDITION,
     column_squares,
@@ -150,9 +151,13 @@ def fit_full(precision: Precision) -> FullPosterior:
     _require_room(
         precision, full_bytes(rows), f"the full posterior over {rows} rows", or_else=", or --full none or bracket"
     )
-    posterior = FullPosterior(precision, *_factor_gram(precision.gram()))
-    if precision.gram_dtype != torch.float64:
-        posterior.require_accuracy(precision.jacobian)
+    if precision.gram_dtype == torch.float64:
+        return FullPosterior(precision, *_factor_gram(precision.gram()))
+    try:
+        posterior = FullPosterior(precision, *_factor_gram(precision.gram()))
+    except NumericsError as error:
+        raise not_good_enough(error.message) from error
+    posterior.require_accuracy(precision.jacobian)
     return posterior
 
 

@@ -51,9 +51,16 @@ def require_accuracy(precision: Precision, L: Tensor, rows: Jacobian, found: Ten
     second_order = residual.square().sum(0) * (N / len(chosen))
     error = float((((found - upper).abs() + second_order) / upper).max())
     if not error <= BOUND:
-        raise NumericsError(
-            f"--gram-dtype float32 is not good enough here: at a sample of rows the variance of the full posterior is "
-            f"off by up to {error:.2g} of itself (bound {BOUND:g})",
-            hint="use --gram-dtype float64, or raise posterior.prior_precision or posterior.noise_variance",
+        raise not_good_enough(
+            f"at a sample of rows the variance of the full posterior is off by up to {error:.2g} of itself "
+            f"(bound {BOUND:g})"
         )
     return error
+
+
+def not_good_enough(why: str) -> NumericsError:
+    """The error for products in float32 that show."""
+    return NumericsError(
+        f"--gram-dtype float32 is not good enough here: {why}",
+        hint="use --gram-dtype float64, or raise posterior.prior_precision or posterior.noise_variance",
+    )

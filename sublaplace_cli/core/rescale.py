@@ -7,6 +7,7 @@ row and no random number is used.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -146,13 +147,12 @@ def _hybrid(sigma: Tensor, own: Tensor, outside: Tensor) -> Rescale:
     own_size, outside_size = float(own.mean()), float(outside.mean())
 
     def along(angle: float) -> tuple[float, Rescale]:
-        share = torch.tensor(angle, dtype=torch.float64)
-        c, b = float(torch.cos(share) ** 2) / own_size, float(torch.sin(share) ** 2) / outside_size
+        c, b = math.cos(angle) ** 2 / own_size, math.sin(angle) ** 2 / outside_size
         mixed = (c * own + b * outside).sqrt()
         length = fit_scale(sigma, mixed) or 0.0
         return float((sigma - length * mixed).abs().sum()), Rescale(c * length**2, b * length**2)
 
-    step = (torch.pi / 2) / (DIRECTIONS - 1)
+    step = (math.pi / 2) / (DIRECTIONS - 1)
     best = min(range(DIRECTIONS), key=lambda i: along(i * step)[0])
     low, high = max(0, best - 1) * step, min(DIRECTIONS - 1, best + 1) * step
     for _ in range(REFINEMENTS):

@@ -31,7 +31,7 @@ from .sweep import Member, combined, each_with_time_left, is_sweep, members_of
 from .tuning import tune
 
 Render = Callable[[dict[str, Any]], str]
-LEAST_MEMORY = 2**20  # no use in trying with less
+LEAST_MEMORY = 2**14  # no use in trying with less
 
 
 @dataclass(frozen=True)

@@ -16,18 +16,23 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "device"), str(ROOT / "tests" / "cli")]
 
+import curvlinops.kfac  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from cases import CASES  # noqa: E402
-from cli_tools import Project, save  # noqa: E402
+from cli_tools import Project, mlp, save  # noqa: E402
 from second_device import SecondDevice, install  # noqa: E402
 
 from sublaplace_cli import device as devices  # noqa: E402
+from sublaplace_cli.catalog import METHODS  # noqa: E402
 from sublaplace_cli.formats import json_text  # noqa: E402
 from sublaplace_cli.steps.commands import run_command  # noqa: E402
 from sublaplace_cli.steps.settings import Settings, Silent  # noqa: E402
 
-ALL = "gradient,greedy,subnet-diagonal,last-k,random,magnitude,neural-linear,names:*bias,full,map,diagonal"
+REFERENCES = [name for name, method in METHODS.items() if method.entry is None]
+ALL = ",".join([*METHODS, "names:*bias"])
+PLACES = ("seconds", "artifacts", "device", "provenance", "checkpoints")
+LARGEST = 12_000  # bytes: less than a pass or the rows of a layer take, more than the matrices do
 NETS = """
 from cases import CASES
 
@@ -51,13 +56,45 @@ def project_of(folder: Path, name: str) -> Project:
 
 
 def with_oracle(project: Project) -> Project:
-    """… whose oracle is another network, and whose inputs and targets are standardised."""
-    save(project.model, project.folder / "oracle.safetensors")
+    """… whose oracle is another network, as are two of an ensemble, and whose inputs and targets are standardised."""
+    for seed, name in enumerate(("oracle", "first", "second"), start=3):
+        save(mlp([3, 8, 1], seed), project.folder / f"{name}.safetensors")
     standardise = {"input": "from-train", "target": "from-train"}
     return project.use(
         data={**project.spec["data"], "standardise": standardise},
         oracle={"weights": {"path": "oracle.safetensors"}},
+        ensemble={"checkpoints": ["first.safetensors", "second.safetensors"]},
     )
+
+
+def tuned(folder: Path) -> list[Project]:
+    """Priors and noise that are left to the data."""
+    by_evidence = Project(folder / "tuned").use(
+        posterior={"prior_precision": {"0.*": "marglik", "*": "marglik"}, "noise_variance": "marglik"}
+    )
+    by_nll = Project(folder / "tuned-by-nll")
+    splits = {"train": {"rows": "0:15"}, "validation": {"rows": "15:22"}, "test": {"rows": "22:"}}
+    tune = {"tune": "nll", "split": "validation"}
+    by_nll.use(data={**by_nll.spec["data"], "splits": splits}, posterior={"prior_precision": tune})
+    return [by_evidence, by_nll]
+
+
+def short_of_memory(folder: Path, device: str) -> Any:
+    """A run on a device that has no room for a large tensor: what it gave, and how often it was refused."""
+    project = project_of(folder / f"short-{device}", "conv-binary")
+    settings = Settings(
+        spec=project.folder / "sublaplace.yaml",
+        device=device,
+        dtype="float64",
+        method="gradient,last-k",
+        k="3,7",
+        memory="400kB",
+        allow_code=("nets",),
+    )
+    notes = Notes()
+    result = run_command("evaluate", settings, notes, json_text).result
+    kept = {key: result[key] for key in ("rows", "full", "noise_variance")}
+    return kept, [note for note in notes.said if "out of memory" in note]
 
 
 # By project: the calls, in this order in one run folder, so that later ones read what earlier ones stored.
@@ -68,12 +105,27 @@ CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("fit", {"method": "gradient", "k": "30"}),
         ("evaluate", {"method": ALL, "k": "3,30", "predictions": "csv"}),
         ("evaluate", {"method": "gradient,greedy", "k": "3,5"}),
+        ("evaluate", {"method": ALL.replace("full,", ""), "k": "5", "rescale": "hybrid"}),
+        ("evaluate", {"method": "gradient,greedy", "k": "6", "rescale": "scale", "full": "none"}),
+        ("evaluate", {"method": "greedy", "k": "auto", "retain": 0.8}),
+        ("evaluate", {"method": "gradient", "k": "4", "samples": 3, "predictions": "csv"}),
+        ("evaluate", {"method": "gradient", "k": "4", "full": "bracket", "full_rows": 7}),
+        ("evaluate", {"method": "gradient", "k": "4", "gram_dtype": "float32", "run_dir": "single"}),
+        ("evaluate", {"method": "gradient,random", "k": "4", "seeds": (1, 2), "run_dir": "seeds"}),
+        ("fit", {"indices": "chosen.txt"}),
+        ("evaluate", {"posterior": "posterior-gradient-k30.safetensors", "samples": 2, "predictions": "jsonl"}),
     ],
+    "tuned": [
+        ("evaluate", {"method": "gradient", "k": "4"}),
+        ("select", {"method": "variance", "k": "4", "pool": "20", "reference": "test", "run_dir": "other"}),
+    ],
+    "tuned-by-nll": [("evaluate", {"method": "gradient", "k": "4"})],
     "conv-multiclass": [
         ("jacobians", {"scores_only": True}),
         ("evaluate", {"method": "gradient,diagonal", "k": "5,50", "predictions": "jsonl"}),
         ("evaluate", {"method": "last-k", "k": "7", "max_artifact": "10kB", "memory": "300kB", "run_dir": "small"}),
     ],
+    "conv-binary": [("evaluate", {"method": "gradient,greedy,kfac", "k": "9"})],
     "attention": [("evaluate", {"method": "gradient", "k": "9", "score": "unweighted", "reference": "test"})],
 }
 
@@ -94,15 +146,18 @@ def results(project: Project, device: str, report: Notes) -> list[Any]:
     for i, (command, options) in enumerate(CALLS[project.folder.name]):
         options = {"run_dir": "run", **options}
         options["run_dir"] = project.folder / f"{options['run_dir']}-{device}"
+        if "indices" in options:
+            (project.folder / options["indices"]).write_text("5\n0\n7\n")
+            options["indices"] = project.folder / options["indices"]
+        if "posterior" in options:  # of an earlier call; the option stands alone
+            options["posterior"] = options.pop("run_dir") / options["posterior"]
         if "predictions" in options:
             options["predictions"] = project.folder / f"{device}-{i}.{options['predictions']}"
         settings = Settings(
             spec=project.folder / "sublaplace.yaml", device=device, dtype="float64", allow_code=("nets",), **options
         )
         result = run_command(command, settings, report, json_text).result
-        found.append(
-            {key: value for key, value in result.items() if key not in ("seconds", "artifacts", "device", "provenance")}
-        )
+        found.append({key: value for key, value in result.items() if key not in PLACES})
         found.append(sorted(result["artifacts"]))
         if "predictions" in options:
             found.append(options["predictions"].read_text())
@@ -130,18 +185,26 @@ def pretended(choose: Callable[[str], torch.device], device: torch.device) -> Ca
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     devices.choose = pretended(devices.choose, install())
-    projects = [with_oracle(Project(folder / "table"))]
-    projects += [project_of(folder / name, name) for name in CALLS if name != "table"]
-    on_cpu: set[str] = set()
+    # curvlinops makes a generator on the device, of which nothing is drawn here; this device has none.
+    curvlinops.kfac.Generator = lambda device: torch.Generator()
+    projects = [with_oracle(Project(folder / "table")), *tuned(folder)]
+    made = {project.folder.name for project in projects}
+    projects += [project_of(folder / name, name) for name in CALLS if name not in made]
+    on_cpu: dict[str, list[str]] = {}
     said, found = [], {}
     for project in projects:
         notes = Notes()
         expected = results(project, "cpu", Notes())
         with SecondDevice() as mode:
             found[project.folder.name] = differences(results(project, "cuda", notes), expected)
-        on_cpu |= set(mode.on_cpu)
+        on_cpu[project.folder.name] = sorted(mode.on_cpu)
         said += notes.said
-    print(json.dumps({"differences": found, "on_cpu": sorted(on_cpu), "notes": said}))  # noqa: T201
+    enough, _ = short_of_memory(folder, "cpu")
+    with SecondDevice(largest=LARGEST) as mode:
+        short, complaints = short_of_memory(folder, "cuda")
+    found["short of memory"] = differences(short, enough)
+    memory = {"refused": mode.refused, "complaints": complaints}
+    print(json.dumps({"differences": found, "on_cpu": on_cpu, "notes": said, "memory": memory}))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -55,6 +55,9 @@ class DeviceTensor(Tensor):
     def tolist(self) -> Any:
         return self.raw.tolist()  # which PyTorch refuses to subclasses
 
+    def data_ptr(self) -> int:
+        return self.raw.data_ptr()  # by which curvlinops tells parameters apart
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"DeviceTensor({self.raw!r})"
 
@@ -62,12 +65,19 @@ class DeviceTensor(Tensor):
 class SecondDevice(TorchDispatchMode):
     """Makes tensors on the second device, and sees what is done on the CPU meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self, largest: int | None = None) -> None:
         super().__init__()
         self.on_cpu: Counter[str] = Counter()
+        self.largest = largest  # bytes of a tensor for which there is still room
+        self.refused = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = run(func, args, kwargs or {})
+        for leaf in tensors_in(result):
+            size = leaf.numel() * leaf.element_size()
+            if self.largest is not None and isinstance(leaf, DeviceTensor) and size > self.largest:
+                self.refused += 1
+                raise torch.OutOfMemoryError(f"injected: no room for {size} bytes")
         if not any(isinstance(leaf, DeviceTensor) for leaf in tensors_in((args, kwargs, result))):
             self.on_cpu[func.overloadpacket.__name__] += 1
         return result

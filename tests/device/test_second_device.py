@@ -71,13 +71,30 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return outcome("check_commands.py", str(tmp_path_factory.mktemp("projects")))
 
 
-@pytest.mark.parametrize("project", ["table", "conv-multiclass", "attention"])
+PROJECTS = ["table", "tuned", "tuned-by-nll", "conv-multiclass", "conv-binary", "attention"]
+
+
+@pytest.mark.parametrize("project", PROJECTS)
 def test_the_commands_give_the_results_of_the_cpu(commands: dict[str, Any], project: str) -> None:
     assert commands["differences"][project] == {}
 
 
-def test_the_commands_compute_nothing_on_the_cpu_instead(commands: dict[str, Any]) -> None:
-    assert not ARITHMETIC & set(commands["on_cpu"])
+@pytest.mark.parametrize("project", [name for name in PROJECTS if name != "tuned"])
+def test_the_commands_compute_nothing_on_the_cpu_instead(commands: dict[str, Any], project: str) -> None:
+    """But for `marglik`, whose optimiser steps through two or three numbers."""
+    assert not ARITHMETIC & set(commands["on_cpu"][project])
+
+
+def test_marglik_solves_and_multiplies_on_the_device(commands: dict[str, Any]) -> None:
+    assert not {"mm", "addmm", "bmm", "linalg_cholesky_ex", "_linalg_eigh"} & set(commands["on_cpu"]["tuned"])
+
+
+def test_a_device_that_runs_out_of_memory_goes_on_with_half_and_says_so(commands: dict[str, Any]) -> None:
+    assert commands["differences"]["short of memory"] == {}
+    complaints = commands["memory"]["complaints"]
+    assert commands["memory"]["refused"] == len(complaints) >= 3
+    for complaint in complaints:
+        assert "going on within" in complaint
 
 
 def test_the_commands_stored_read_back_and_computed_again(commands: dict[str, Any]) -> None:

@@ -1,0 +1,47 @@
+"""Products in float32: the error that the check names is the true one, at every size of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from core.problems import Problem, solved
+
+from sublaplace_cli.core import gram_check
+from sublaplace_cli.core.fitting import fit_full
+from sublaplace_cli.core.folds import row_norms
+from sublaplace_cli.core.gram_check import require_accuracy, sample_of
+from sublaplace_cli.core.posterior import FullPosterior
+from sublaplace_cli.errors import NumericsError
+
+MEMORY = 2**30
+
+
+def of_prior(name: str, factor: float, dtype: torch.dtype) -> tuple[Problem, FullPosterior, torch.Tensor]:
+    problem = solved(name, "equal")
+    precision = replace(problem.precision, prior=problem.precision.prior * factor, gram_dtype=dtype)
+    posterior = fit_full(precision)
+    return problem, posterior, posterior.variance(problem.test, row_norms(problem.test, precision.prior, MEMORY))
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e-2, 1e-4])
+@pytest.mark.parametrize("name", ["mlp", "mlp-3-outputs", "conv-binary", "conv-multiclass", "attention"])
+def test_the_error_is_that_against_float64(monkeypatch: pytest.MonkeyPatch, name: str, factor: float) -> None:
+    monkeypatch.setattr(gram_check, "BOUND", 1.0)
+    _, _, exact = of_prior(name, factor, torch.float64)
+    problem, posterior, found = of_prior(name, factor, torch.float32)
+    true = float(((found - exact) / exact).abs().max())
+    assert true > 1e-9, "products in float32 were asked for"
+    few = sample_of(problem.test)
+    places = torch.tensor(few.rows)
+    told = require_accuracy(posterior.precision, posterior.factor, few, found[places].flatten())
+    at_these = float(((found - exact) / exact)[places].abs().max())
+    assert at_these <= told * (1 + 1e-3) + 1e-12
+    assert told <= 1.2 * at_these + 1e-7, "a check that cries wolf is none"
+
+
+def test_what_is_off_by_more_than_the_bound_is_refused() -> None:
+    of_prior("mlp-3-outputs", 1.0, torch.float32)
+    with pytest.raises(NumericsError, match=r"off by up to 0\.0\d+ of itself \(bound 0\.001\)"):
+        of_prior("mlp-3-outputs", 1e-4, torch.float32)

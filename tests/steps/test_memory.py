@@ -1,0 +1,136 @@
+"""Out of memory: passes of half as many rows, then half the memory; the numbers stay, and it is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from cli.cli_tools import Project
+
+from sublaplace_cli.core.capture import Capture, Captured
+from sublaplace_cli.core.forward import Inputs, row_count
+from sublaplace_cli.errors import SublaplaceError
+from sublaplace_cli.formats import json_text
+from sublaplace_cli.steps import evaluate, full
+from sublaplace_cli.steps.commands import run_command
+from sublaplace_cli.steps.settings import Settings, Silent
+
+
+class Notes(Silent):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
+
+def run(project: Project, notes: Notes, name: str, **options: str) -> dict:
+    spec = project.folder / "sublaplace.yaml"
+    settings = Settings(spec=spec, dtype="float64", k="5", run_dir=project.folder / name, **options)
+    return run_command("evaluate", settings, notes, json_text).result
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    made = Project(tmp_path / "p", rows=140)
+    return made.use(data={**made.spec["data"], "splits": {"train": {"rows": "0:120"}, "test": {"rows": "120:"}}})
+
+
+def with_room_for(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
+    """Passes over more than `most` rows fail; the rows of all others are counted."""
+    whole, sizes = Capture.__call__, []
+
+    def limited(self: Capture, inputs: Inputs) -> Captured:
+        if row_count(inputs) > most:
+            raise torch.OutOfMemoryError("injected")
+        sizes.append(row_count(inputs))
+        return whole(self, inputs)
+
+    monkeypatch.setattr(Capture, "__call__", limited)
+    return sizes
+
+
+@pytest.mark.parametrize("options", [{}, {"max_artifact": "1kB", "memory": "150kB"}], ids=["stored", "computed again"])
+def test_passes_are_halved_until_they_fit(
+    project: Project, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+) -> None:
+    expected = run(project, Notes(), "whole", **options)
+    monkeypatch.setattr("sublaplace_cli.steps.opening.prepare_capture", prepared_with_room(monkeypatch))
+    sizes, notes = with_room_for(monkeypatch, 3), Notes()
+    found = run(project, notes, "halved", **options)
+    said = [note for note in notes.said if "out of memory" in note]
+    assert said == [
+        "out of memory on cpu: going on in passes of 4 rows instead of 8",
+        "out of memory on cpu: going on in passes of 2 rows instead of 4",
+    ]
+    assert max(sizes) == 2
+    for a, b in zip(found["rows"], expected["rows"], strict=True):
+        assert a["w2"] == pytest.approx(b["w2"], rel=1e-9)
+
+
+def test_one_row_that_does_not_fit_is_an_error(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sublaplace_cli.steps.opening.prepare_capture", prepared_with_room(monkeypatch))
+    with_room_for(monkeypatch, 0)
+    with pytest.raises(torch.OutOfMemoryError):
+        run(project, Notes(), "none")
+
+
+def prepared_with_room(monkeypatch: pytest.MonkeyPatch):
+    """The checks before the work have room."""
+    from sublaplace_cli.core import capture
+
+    real = capture.prepare_capture
+
+    def prepare(*args):
+        with monkeypatch.context() as patch:
+            patch.setattr(Capture, "__call__", WHOLE)
+            return real(*args)
+
+    return prepare
+
+
+WHOLE = Capture.__call__
+
+
+def test_a_step_goes_on_with_half_the_memory(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = run(project, Notes(), "whole", memory="64MiB")
+    whole, failures = full.fit_full, [torch.OutOfMemoryError("injected"), MemoryError()]
+
+    def fit(precision):
+        if failures:
+            raise failures.pop()
+        return whole(precision)
+
+    monkeypatch.setattr(full, "fit_full", fit)
+    notes = Notes()
+    found = run(project, notes, "again", memory="64MiB")
+    assert [note for note in notes.said if "out of memory" in note] == [
+        "out of memory on cpu: going on within 32.0 MiB; finished parts are reused",
+        "out of memory on cpu: going on within 16.0 MiB; finished parts are reused",
+    ]
+    assert notes.said.count("reusing jacobians-test") == 2
+    assert found["rows"] == expected["rows"]
+
+
+def test_it_gives_up_in_the_end(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args):
+        raise torch.OutOfMemoryError("injected")
+
+    monkeypatch.setattr(evaluate, "full_spread", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        run(project, Notes(), "never", memory="1MiB")
+
+
+def test_single_precision_is_accepted_where_it_is_right_and_refused_where_it_is_not(project: Project) -> None:
+    expected = run(project, Notes(), "double")
+    found = run(project, Notes(), "single", gram_dtype="float32")
+    assert found["full"]["mean_std"] != expected["full"]["mean_std"]
+    assert found["full"]["mean_std"] == pytest.approx(expected["full"]["mean_std"], rel=1e-4)
+    assert found["provenance"]["fingerprint"] != expected["provenance"]["fingerprint"]
+    for number, prior in enumerate((1e-2, 1e-4)):  # variances that are off; no factor at all
+        project.use(posterior={"prior_precision": prior, "noise_variance": prior})
+        with pytest.raises(SublaplaceError, match="--gram-dtype float32 is not good enough here") as refused:
+            run(project, Notes(), f"refused-{number}", gram_dtype="float32")
+        assert refused.value.exit_code == 3
+        run(project, Notes(), f"accepted-{number}")

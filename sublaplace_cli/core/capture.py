@@ -28,7 +28,7 @@ PASS_BYTES = 160 * 2**20
 MOST_PASS_BYTES = 640 * 2**20
 FEW_ROWS = 16
 MOST_ROWS_PER_PASS = 4096
-PASSES = 6  # at least so many over a split, as far as it has rows for them: several processes can share them
+PASSES = 3  # at least so many over a split, as far as it has rows for them: several processes can share them
 LEAST_ROWS = 8
 CHECKED_ROWS = 4  # rows whose pass is watched for the memory it takes and compared with plain autograd
 

@@ -4,6 +4,7 @@ bash tests/benchmarks/run                     all cases, about ten minutes on tw
 bash tests/benchmarks/run --only mlp-k1000    one of them
 bash tests/benchmarks/run -o result.json
 bash tests/benchmarks/run --peer-at backpack-128 --peer-at curvlinops-32    the peer's best and its default alone
+bash tests/benchmarks/run --device cuda       on a GPU
 bash tests/benchmarks/run --large             networks that others cannot fit into memory, the better part of an hour
 """
 
@@ -11,10 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from sublaplace_cli import device as devices
+from sublaplace_cli.errors import UserError
 
 HERE = Path(__file__).parent
 BATCHES = (128, 32, 8)
@@ -152,6 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=[bar.case for bar in (*BARS, *LARGE)])
     parser.add_argument("--large", action="store_true", help="the large cases instead")
+    parser.add_argument("--device", default="cpu", help="of both sides: cpu (the default), cuda or cuda:N")
     parser.add_argument("--peer", help="python of an environment with laplace-torch in it")
     parser.add_argument(
         "--peer-at",
@@ -162,6 +168,10 @@ def main() -> None:
     )
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
+    try:
+        os.environ["BENCHMARK_DEVICE"] = str(devices.choose(options.device))
+    except UserError as error:
+        parser.error(str(error))
     only = [(name, int(batch)) for name, _, batch in (word.rpartition("-") for word in options.peer_at)]
     rows = []
     sys.stdout.write("| case | ours | beside it | bars |\n|---|---|---|---|\n")

@@ -80,7 +80,8 @@ data:
 
 def sublaplace(folder: Path, *arguments: str) -> dict:
     """Seconds and peak memory of one command, and the JSON that it prints."""
-    command = [sys.executable, "-m", "sublaplace_cli", *arguments, "--json", "-o", "out.json"]
+    device = os.environ.get("BENCHMARK_DEVICE", "cpu")
+    command = [sys.executable, "-m", "sublaplace_cli", *arguments, "--device", device, "--json", "-o", "out.json"]
     (folder / "out.json").unlink(missing_ok=True)
     paths = os.pathsep.join([str(HERE), str(HERE.parents[1])])
     start = time.perf_counter()

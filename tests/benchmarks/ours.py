@@ -38,9 +38,9 @@ def prepared(model: nn.Module, x: Tensor) -> Capture:
 
 
 def jacobian(capture: Capture, x: Tensor) -> HeldJacobian:
-    f, held = [], Gathering(len(x))
-    for a in range(0, len(x), capture.rows_per_pass):
-        made = capture(x[a : a + capture.rows_per_pass])
+    f, held, step = [], Gathering(len(x)), capture.rows_of_pass(len(x))
+    for a in range(0, len(x), step):
+        made = capture(x[a : a + step])
         f.append(made.f)
         held.put(a, [block.settled() for block in made.blocks])
     return HeldJacobian(capture.layout, torch.cat(f), held.blocks)
@@ -48,7 +48,7 @@ def jacobian(capture: Capture, x: Tensor) -> HeldJacobian:
 
 def precision(rows: HeldJacobian) -> Precision:
     root = regression(rows.outputs, problems.SIGMA2)
-    return Precision(rows, root, torch.ones(rows.layout.size, dtype=torch.float64), MEMORY)
+    return Precision(rows, root, torch.ones(rows.layout.size, dtype=torch.float64, device=problems.DEVICE), MEMORY)
 
 
 def subnet(build: Callable[[], nn.Module], x: Tensor, x_test: Tensor, k: int) -> dict:
@@ -75,10 +75,10 @@ def bare_work(products: list[tuple[int, int, int, float]], factored: int, solved
     seconds = 0.0
     for n, inner, m, share in products:
         A, B = problems.rows(n, inner, seed=1).double(), problems.rows(inner, m, seed=2).double()
-        out = torch.empty(n, m, dtype=torch.float64)
+        out = torch.empty(n, m, dtype=torch.float64, device=problems.DEVICE)
         seconds += share * problems.timed(lambda A=A, B=B, out=out: torch.mm(A, B, out=out))[0]  # type: ignore[misc]
     X = problems.rows(factored, factored, seed=3).double()
-    K = X @ X.T + factored * torch.eye(factored, dtype=torch.float64)
+    K = X @ X.T + factored * torch.eye(factored, dtype=torch.float64, device=problems.DEVICE)
     G = problems.rows(factored, solved, seed=4).double()
     L = torch.linalg.cholesky(K)
     seconds += problems.timed(lambda: torch.linalg.cholesky(K))[0]
@@ -118,7 +118,7 @@ def full_error(capture: Capture, x: Tensor, x_test: Tensor) -> float:
     found = fit_full(omega).variance(test, row_norms(test, omega.prior, MEMORY)).flatten()
     J = torch.cat([block.dense().flat.double() for block in omega.jacobian.blocks], 1)
     g = torch.cat([block.dense().flat.double() for block in test.blocks], 1)
-    kernel = J @ J.T + problems.SIGMA2 * torch.eye(len(J), dtype=torch.float64)
+    kernel = J @ J.T + problems.SIGMA2 * torch.eye(len(J), dtype=torch.float64, device=problems.DEVICE)
     w = torch.linalg.solve(kernel, J @ g.T)
     expected = (g - w.T @ J).square().sum(1) + problems.SIGMA2 * w.square().sum(0)
     return float(((found - expected) / expected).abs().max())
@@ -129,9 +129,11 @@ def passes(build: Callable[[], nn.Module], x: Tensor, batch: int) -> dict:
     model = problems.ready(build)
     capture = prepared(model, x)
 
+    step = capture.rows_of_pass(len(x))
+
     def ours() -> None:
-        for a in range(0, len(x), capture.rows_per_pass):
-            capture(x[a : a + capture.rows_per_pass])
+        for a in range(0, len(x), step):
+            capture(x[a : a + step])
 
     ours()
     reference, seconds = plain_passes(model, x, batch), problems.timed(ours)[0]
@@ -145,10 +147,12 @@ def scores_over_many_rows(n: int) -> dict:
     model = problems.ready(problems.mlp)
     capture = prepared(model, x)
 
+    step = capture.rows_of_pass(n)
+
     def ours() -> Tensor:
-        total = torch.zeros(capture.layout.size, dtype=torch.float64)
-        for a in range(0, n, capture.rows_per_pass):
-            for block in capture(x[a : a + capture.rows_per_pass]).blocks:
+        total = torch.zeros(capture.layout.size, dtype=torch.float64, device=problems.DEVICE)
+        for a in range(0, n, step):
+            for block in capture(x[a : a + step]).blocks:
                 total[block.span] += block.squares()
         return total
 
@@ -163,12 +167,11 @@ def gram_rate(n: int, width: int) -> dict:
     """Float64 rate of the Gram of dense columns, counting only the triangle, beside that of a plain product."""
     problems.ready(problems.mlp)
     block = DenseBlock(0, problems.rows(n, 1, width, seed=1))
-    prior = torch.ones(width, dtype=torch.float64)
+    prior = torch.ones(width, dtype=torch.float64, device=problems.DEVICE)
+    K = torch.zeros(n, n, dtype=torch.float64, device=problems.DEVICE)
     A = problems.rows(n, width, seed=2).double()
     plain = 2 * n * n * width / problems.timed(lambda: A @ A.T)[0]
-    ours = (
-        n * n * width / problems.timed(lambda: block.add_gram(block, prior, torch.zeros(n, n, dtype=torch.float64)))[0]
-    )
+    ours = n * n * width / problems.timed(lambda: block.add_gram(block, prior, K.zero_()))[0]
     return {"seconds": n * n * width / ours, "rate": ours, "plain": plain, "ratio": ours / plain, "strip": STRIP}
 
 

@@ -28,7 +28,7 @@ def subnet(model: nn.Module, x: Tensor, x_test: Tensor, k: int, backend: type, b
     indices = torch.randperm(size, generator=torch.Generator().manual_seed(0))[:k].sort().values
     options = {"subnetwork_indices": indices, "sigma_noise": problems.SIGMA2**0.5, "prior_precision": 1.0}
     posterior = FullSubnetLaplace(model, "regression", backend=backend, **options)
-    posterior.fit(DataLoader(TensorDataset(x, torch.zeros(len(x), 1)), batch_size=batch))
+    posterior.fit(DataLoader(TensorDataset(x, torch.zeros(len(x), 1, device=x.device)), batch_size=batch))
     parts = [posterior._glm_predictive_distribution(x_test[a : a + batch])[1] for a in range(0, len(x_test), batch)]
     return torch.cat(parts)
 
@@ -36,7 +36,7 @@ def subnet(model: nn.Module, x: Tensor, x_test: Tensor, k: int, backend: type, b
 def functional(model: nn.Module, x: Tensor, x_test: Tensor, backend: type, batch: int) -> Tensor:
     options = {"sigma_noise": problems.SIGMA2**0.5, "prior_precision": 1.0}
     posterior = FunctionalLaplace(model, "regression", n_subset=len(x), backend=backend, **options)
-    posterior.fit(DataLoader(TensorDataset(x, torch.zeros(len(x), 1)), batch_size=batch))
+    posterior.fit(DataLoader(TensorDataset(x, torch.zeros(len(x), 1, device=x.device)), batch_size=batch))
     parts = [posterior._glm_predictive_distribution(x_test[a : a + batch])[1] for a in range(0, len(x_test), batch)]
     return torch.cat(parts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 from collections.abc import Callable
@@ -11,38 +12,53 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+DEVICE = torch.device(os.environ.get("BENCHMARK_DEVICE", "cpu"))  # `benchmark.py --device` sets it
 REPEATS = 3
 SIGMA2 = 0.5
 
 
 def mlp() -> nn.Module:
     """90-200-200-200-1, the paper's Setup A."""
-    sizes = [90, 200, 200, 200]
+    return plain_mlp([90, 200, 200, 200, 1])
+
+
+def plain_mlp(sizes: list[int]) -> nn.Module:
+    """What `build: {arch: mlp}` builds."""
     layers: list[nn.Module] = []
     for a, b in pairwise(sizes):
         layers += [nn.Linear(a, b), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(200, 1))
+    return nn.Sequential(*layers[:-1])
 
 
 def rows(n: int, *shape: int, seed: int) -> Tensor:
-    return torch.randn(n, *shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(n, *shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 def ready(build: Callable[[], nn.Module]) -> nn.Module:
     torch.set_num_threads(2)
     torch.manual_seed(0)
-    return build().eval()
+    return build().eval().to(DEVICE)
 
 
 def timed(work: Callable[[], Any], repeats: int = REPEATS) -> tuple[float, Any]:
     """Least wall time of some repeats, and the last answer."""
     best, answer = float("inf"), None
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = now()
         answer = work()
-        best = min(best, time.perf_counter() - start)
+        best = min(best, now() - start)
     return best, answer
 
 
+def now() -> float:
+    """The time at which the device has done what it was given."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def peak_bytes() -> int:
+    """Of the device's memory; of the CPU's, of the whole process."""
+    if DEVICE.type == "cuda":
+        return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -13,10 +13,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from large import images, prepare, resnet
+
+from sublaplace_cli import parallel
+from sublaplace_cli.__main__ import prefer_large_pages
+from sublaplace_cli.core.team import Team
+from sublaplace_cli.steps.following import follow
+from sublaplace_cli.steps.jacobians import precision_of
+from sublaplace_cli.steps.opening import open_session
+from sublaplace_cli.steps.passes import jacobian_of
+from sublaplace_cli.steps.settings import Settings, Silent
 
 HERE = Path(__file__).resolve()
 ROUNDS = 3
@@ -25,22 +35,19 @@ SIZES = {"pass-2-ranks": (1024, 1), "gram-2-ranks": (2000, 1)}  # training rows,
 
 def measure(case: str) -> dict[str, float] | None:
     """On one rank: seconds of the pass and of the Gram matrix, the leader's."""
-    from sublaplace_cli.__main__ import prefer_large_pages
-
     prefer_large_pages()
-    from sublaplace_cli import parallel
-    from sublaplace_cli.steps.following import follow
-    from sublaplace_cli.steps.jacobians import precision_of
-    from sublaplace_cli.steps.opening import open_session
-    from sublaplace_cli.steps.passes import jacobian_of
-    from sublaplace_cli.steps.settings import Settings, Silent
-
     torch.set_num_threads(1)
     here = parallel.place()
+    with parallel.joined(here, os.environ.get("BENCHMARK_DEVICE", "cpu")) as team:
+        return _measured(case, team, here.leads)
+
+
+def _measured(case: str, team: Team, leads: bool) -> dict[str, float] | None:
     run_dir = Path(tempfile.mkdtemp())
     settings = Settings(max_artifact="1kB", memory="8GiB", run_dir=run_dir)  # held, not stored: no disk in between
-    with parallel.joined(here, "cpu") as team, open_session(settings, Silent(), ("train",), team=team) as session:
-        if not here.leads:
+    settings = replace(settings, device=str(getattr(team, "device", "auto")))
+    with open_session(settings, Silent(), ("train",), team=team) as session:
+        if not leads:
             follow(session)
             return None
         start = time.perf_counter()

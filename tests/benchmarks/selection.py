@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable
 
 import problems
@@ -32,17 +31,13 @@ def greedy_beyond_the_pass(n: int, k: int) -> dict:
     model = problems.ready(resnet20)
     x = problems.rows(n, 3, 32, 32, seed=1)
     problem = selection_problem(precision(jacobian(prepared(model, x), x)))
-    start = time.perf_counter()
+    start = problems.now()
     chosen = greedy(problem, k)
-    return {"seconds": time.perf_counter() - start, "k": len(chosen.indices)}
+    return {"seconds": problems.now() - start, "k": len(chosen.indices)}
 
 
 def uci_mlp() -> nn.Module:
-    sizes = [8, 200, 200, 200]
-    layers: list[nn.Module] = []
-    for i in range(3):
-        layers += [nn.Linear(sizes[i], sizes[i + 1]), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(200, 1))
+    return problems.plain_mlp([8, 200, 200, 200, 1])
 
 
 def plain_loop(omega: Precision, score: Tensor, k: int) -> Tensor:
@@ -50,7 +45,7 @@ def plain_loop(omega: Precision, score: Tensor, k: int) -> Tensor:
     pool = torch.topk(score, min(2 * k, len(score))).indices.sort().values
     A = omega.columns(pool)  # (2k, N)
     d = A.square().sum(1) + omega.prior[pool]
-    rows = torch.zeros(k, len(pool), dtype=torch.float64)
+    rows = torch.zeros(k, len(pool), dtype=torch.float64, device=pool.device)
     chosen: list[int] = []
     for step in range(k):
         best = int(d.argmax())
@@ -70,9 +65,9 @@ def greedy_beside_the_loop(n: int, k: int) -> dict:
     omega = precision(jacobian(prepared(model, x), x))
     problem = selection_problem(omega)
     seconds, found = problems.timed(lambda: greedy(problem, k))
-    start = time.perf_counter()
+    start = problems.now()
     plain_loop(omega, problem.score, k)
-    plain = time.perf_counter() - start
+    plain = problems.now() - start
     assert isinstance(found, Selection)
     return {"seconds": seconds, "plain": plain, "ratio": plain / seconds}
 

@@ -29,6 +29,7 @@ class Net(nn.Sequential):
             raise RuntimeError("this rank only")
         if Net.calls == int(os.environ.get("DIE_AT", -1)):
             os.kill(os.getpid(), signal.SIGKILL)
+        self.room = x.new_empty(len(x), 1_250_000)  # 5 MB a row that nobody touches: 32 rows go into one pass
         return self[2](self[1](self[0](x)))
 
 def make():
@@ -180,11 +181,11 @@ def test_ranks_that_see_other_files_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def mortal(tmp_path: Path) -> Project:
-    """160 training rows in ten passes through a network that can die."""
-    project = Project(tmp_path / "p", rows=170)
+    """320 training rows in ten passes through a network that can die."""
+    project = Project(tmp_path / "p", rows=330)
     (project.folder / "net.py").write_text(NET)
     model = {"build": {"import": "net:make"}, "weights": {"path": "model.safetensors"}}
-    splits = {"train": {"rows": "0:160"}, "test": {"rows": "160:"}}
+    splits = {"train": {"rows": "0:320"}, "test": {"rows": "320:"}}
     return project.use(model=model, data={**project.spec["data"], "splits": splits})
 
 

@@ -1,0 +1,59 @@
+"""The reward network of the wheel bandit and its training, written out: a few large operators for each update.
+
+The same as autograd, `clip_grad_norm_` and `torch.optim.Adam` (tested), in a third of their time: with batches of 512
+and a network of this size most of that goes into calling them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
+
+BETAS, EPSILON = (0.9, 0.999), 1e-8
+
+
+class Learner:
+    """Adam on the mean squared error of an `nn.Sequential` of Linear, ReLU, …, Linear with one output."""
+
+    def __init__(self, model: nn.Sequential, rate: float, most_norm: float) -> None:
+        self.rate, self.most_norm, self.steps = rate, most_norm, 0
+        self.theta = parameters_to_vector(model.parameters()).detach().clone()
+        self.gradient, self.first, self.second = (torch.zeros_like(self.theta) for _ in range(3))
+        self.layers: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # weight, bias, and where their gradients go
+        done = 0
+        for layer in model:
+            if not isinstance(layer, nn.Linear):
+                continue
+            views = []
+            for tensor in (layer.weight, layer.bias):
+                place = slice(done, done + tensor.numel())
+                tensor.data = self.theta[place].view_as(tensor)  # the network sees every update
+                views += [tensor.data, self.gradient[place].view_as(tensor)]
+                done = place.stop
+            weight, weight_gradient, bias, bias_gradient = views
+            self.layers.append((weight, bias, weight_gradient, bias_gradient))
+
+    def update(self, x: Tensor, y: Tensor) -> None:
+        """One step on these rows."""
+        self._differentiate(x, y)
+        norm = torch.linalg.vector_norm(self.gradient)
+        self.gradient.mul_((self.most_norm / (norm + 1e-6)).clamp_(max=1.0))
+        self.steps += 1
+        self.first.lerp_(self.gradient, 1 - BETAS[0])
+        self.second.mul_(BETAS[1]).addcmul_(self.gradient, self.gradient, value=1 - BETAS[1])
+        root = self.second.sqrt().div_((1 - BETAS[1] ** self.steps) ** 0.5).add_(EPSILON)
+        self.theta.addcdiv_(self.first, root, value=-self.rate / (1 - BETAS[0] ** self.steps))
+
+    def _differentiate(self, x: Tensor, y: Tensor) -> None:
+        seen = [x]
+        for weight, bias, *_ in self.layers[:-1]:
+            seen.append(torch.addmm(bias, seen[-1], weight.T).relu_())
+        weight, bias, *_ = self.layers[-1]
+        delta = torch.addmm(bias, seen[-1], weight.T).sub_(y).mul_(2 / y.numel())
+        for i in range(len(self.layers) - 1, -1, -1):
+            weight, _, weight_gradient, bias_gradient = self.layers[i]
+            torch.mm(delta.T, seen[i], out=weight_gradient)
+            torch.sum(delta, 0, out=bias_gradient)
+            if i:
+                delta = torch.mm(delta, weight).mul_(seen[i] > 0)

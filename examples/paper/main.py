@@ -1,0 +1,59 @@
+"""The paper's experiments with the tool: `bash examples/paper/run --help`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import warnings
+from importlib import import_module
+from pathlib import Path
+
+from common import HERE, Place
+
+STUDIES = ("theory", "uci", "wheel")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="bash examples/paper/run", description="The paper's experiments, driven by the tool; resumable."
+    )
+    parser.add_argument("study", nargs="*", help=f"one or more of {', '.join(STUDIES)}; all without any", default=[])
+    parser.add_argument("--quick", action="store_true", help="small settings, to see that everything works")
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        default=os.environ.get("SUBLAPLACE_DATA"),
+        help="the folder with the data sets (default: $SUBLAPLACE_DATA); without one, quick studies use made data",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        help="where the tables go (default: results/ beside this, or with --quick a temporary folder)",
+    )
+    parser.add_argument("--work", type=Path, default=HERE / ".work", help="checkpoints and run folders, to go on from")
+    options = parser.parse_args()
+    wanted = options.study or list(STUDIES)
+    if unknown := [name for name in wanted if name not in STUDIES]:
+        parser.error(f"unknown study {unknown[0]!r}: expected {', '.join(STUDIES)}")
+    data = None if options.data_dir is None else Path(options.data_dir).resolve()
+    if data is not None and not data.is_dir():
+        parser.error(f"--data-dir {data}: there is no such folder")
+    if data is None and not options.quick and set(wanted) - {"theory"}:
+        parser.error("the full studies need the data sets: --data-dir FOLDER, or $SUBLAPLACE_DATA")
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as scratch:
+        results = options.results or (Path(scratch) if options.quick else HERE / "results")
+        work = Path(scratch) / "work" if options.quick else options.work
+        results.mkdir(parents=True, exist_ok=True)
+        place = Place(data, results.resolve(), work.resolve(), options.quick)
+        for name in wanted:
+            import_module(name).run(place)
+            table = results / f"{name}.csv"
+            lines = len(table.read_text().splitlines()) - 1
+            sys.stdout.write(f"{name}: {lines} lines in {table if results is options.results else table.name}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""The wheel bandit: Neural Thompson sampling with a posterior over k parameters of the reward network.
+
+As in the paper: contexts uniform in the unit disk, five arms, mean reward 1, but 50 for the outer arm of the context's
+quadrant beyond radius δ; noise 0.01; three pulls of each arm, then 20 rounds and 100 updates in turns, T = 16,000;
+network 7–100–100–1, Adam at 3e-3 with gradients clipped at 1, batches of 512 from the replay buffer; prior precision 1,
+σ₀² the mean square of the last 200 prediction errors (made when the arm was chosen; at least 1e-6). Two readings of
+what is sampled: `total` adds σ₀² to the variance, as the formula in the appendix says; `epistemic` leaves it out.
+`greedy` searches among 2k candidates, as Algorithm 2 is printed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from common import Place, claimed
+from learner import Learner
+from torch import Tensor, nn
+
+from sublaplace_cli.core.capture import Capture, prepare_capture
+from sublaplace_cli.core.fitting import fit_subnet
+from sublaplace_cli.core.jacobian import Gathering, HeldJacobian
+from sublaplace_cli.core.layout import Layout
+from sublaplace_cli.core.likelihoods import regression
+from sublaplace_cli.core.posterior import subnet_variance
+from sublaplace_cli.core.precision import Precision
+from sublaplace_cli.core.selectors import Selection, SelectionProblem
+from sublaplace_cli.core.selectors.baselines import last_k, neural_linear, subnet_diagonal
+from sublaplace_cli.core.selectors.gradient import gradient
+from sublaplace_cli.core.selectors.greedy import greedy
+from sublaplace_cli.models.mlp import mlp
+
+NAME = "wheel"
+ARMS, HIGH, LOW, NOISE = 5, 50.0, 1.0, 0.01
+ROUNDS, PER_PHASE, UPDATES, BATCH = 16_000, 20, 100, 512
+RECENT, LEAST_NOISE = 200, 1e-6
+MEMORY = 2 * 2**30
+TRACE = 160  # points of a trace
+SELECTORS: dict[str, Callable[[SelectionProblem, int], Selection]] = {
+    "neural-linear": neural_linear,
+    "subnet-diagonal": subnet_diagonal,
+    "last-k": last_k,
+    "gradient": gradient,
+    "greedy": greedy,
+}
+COLUMNS = ("method", "k", "delta", "seed", "regret", "variant", "seconds")
+KEY = ("method", "k", "delta", "seed", "variant")
+TRACE_COLUMNS = (*KEY, "round", "regret")
+
+
+@dataclass(frozen=True)
+class Run:
+    method: str
+    k: int | None
+    delta: float
+    seed: int
+    variant: str  # total or epistemic
+    rounds: int = ROUNDS
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.method, "" if self.k is None else str(self.k), f"{self.delta:g}", str(self.seed), self.variant
+
+
+def runs(place: Place) -> Iterator[Run]:
+    """Seed by seed; within one, what the paper's claim is about comes first."""
+    if place.quick:
+        for method, k in (("map", None), ("gradient", 100), ("greedy", 20)):
+            yield Run(method, k, 0.95, 0, "total", rounds=200)
+        return
+    first = [("gradient", 500), ("neural-linear", None), ("greedy", 500), ("last-k", 500), ("subnet-diagonal", 500)]
+    rest = [("map", None), *((method, 100) for method in ("gradient", "greedy", "last-k", "subnet-diagonal"))]
+    for seed in range(25):
+        for delta in (0.95, 0.9):
+            for method, k in (*first, *rest):
+                for variant in ("total",) if method == "map" else ("total", "epistemic"):
+                    yield Run(method, k, delta, seed, variant)
+
+
+def run(place: Place) -> None:
+    """What is not there yet."""
+    torch.set_num_threads(1)
+    table = place.table(NAME, COLUMNS, KEY)
+    traces = place.table(f"{NAME}-traces", TRACE_COLUMNS, KEY)
+    for one in runs(place):
+        if one.key in table.done():
+            continue
+        with claimed(place, f"{NAME}/" + "-".join(one.key)) as folder:
+            if folder is None or one.key in table.done():
+                continue
+            start = time.perf_counter()
+            regret = Agent(one).play()
+            seconds = time.perf_counter() - start
+            common = {"method": one.method, "k": one.k, "delta": one.delta, "seed": one.seed, "variant": one.variant}
+            marks = range(one.rounds // TRACE or 1, one.rounds + 1, one.rounds // TRACE or 1)
+            traces.add([{**common, "round": n, "regret": float(regret[n - 1])} for n in marks])
+            table.add([{**common, "regret": float(regret[-1]), "seconds": round(seconds, 1)}])
+        sys.stderr.write(f"wheel: {' '.join(one.key)}: regret {float(regret[-1]):.0f}, {seconds:.0f} s\n")
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """Contexts and mean rewards of one run, drawn beforehand."""
+
+    contexts: Tensor  # (T, 2)
+    means: Tensor  # (T, 5)
+    noise: Tensor  # (T,)
+
+    @classmethod
+    def of(cls, rounds: int, delta: float, generator: torch.Generator) -> Wheel:
+        radius = torch.rand(rounds, generator=generator).sqrt()
+        angle = 2 * torch.pi * torch.rand(rounds, generator=generator)
+        contexts = torch.stack([radius * angle.cos(), radius * angle.sin()], 1)
+        quadrant = 1 + 2 * (contexts[:, 0] < 0).long() + (contexts[:, 1] < 0).long()
+        means = torch.full((rounds, ARMS), LOW)
+        means[(radius > delta).nonzero().squeeze(1), quadrant[radius > delta]] = HIGH
+        return cls(contexts, means, NOISE * torch.randn(rounds, generator=generator))
+
+
+class Agent:
+    """Thompson sampling with one method."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.generator = torch.Generator().manual_seed(run.seed)
+        self.wheel = Wheel.of(run.rounds, run.delta, self.generator)
+        torch.manual_seed(run.seed)
+        self.model = mlp(**{"in": 2 + ARMS, "hidden": [100, 100], "out": 1, "act": "relu"}).eval()
+        self.learner = Learner(self.model, rate=3e-3, most_norm=1.0)
+        self.inputs = torch.empty(run.rounds, 2 + ARMS)
+        self.rewards, self.errors = torch.empty(run.rounds, 1), torch.empty(run.rounds)
+        self.done = 0
+        self.regret = torch.zeros(run.rounds, dtype=torch.float64)
+        self.capture: Capture | None = None
+
+    def play(self) -> Tensor:
+        """Cumulative regret after each round (T,)."""
+        warm = torch.arange(min(3 * ARMS, self.run.rounds)) % ARMS
+        self._pull(warm)
+        while self.done < self.run.rounds:
+            self._train()
+            count = min(PER_PHASE, self.run.rounds - self.done)
+            self._pull(self._choose(count))
+        return self.regret.cumsum(0)
+
+    def _rows(self, start: int, arms: Tensor) -> Tensor:
+        contexts = self.wheel.contexts[start : start + len(arms)]
+        return torch.cat([contexts, nn.functional.one_hot(arms, ARMS).float()], 1)
+
+    def _pull(self, arms: Tensor) -> None:
+        """These arms in the next rounds."""
+        rounds = slice(self.done, self.done + len(arms))
+        means = self.wheel.means[rounds]
+        reward = means.gather(1, arms.unsqueeze(1)) + self.wheel.noise[rounds].unsqueeze(1)
+        self.inputs[rounds], self.rewards[rounds] = self._rows(self.done, arms), reward
+        with torch.no_grad():
+            self.errors[rounds] = (reward - self.model(self.inputs[rounds])).squeeze(1)
+        self.regret[rounds] = (means.amax(1) - means.gather(1, arms.unsqueeze(1)).squeeze(1)).double()
+        self.done += len(arms)
+
+    def _train(self) -> None:
+        for _ in range(UPDATES):
+            batch = torch.randint(self.done, (BATCH,), generator=self.generator)
+            self.learner.update(self.inputs[batch], self.rewards[batch])
+
+    def _choose(self, count: int) -> Tensor:
+        """The arm with the largest sampled reward in each of the next rounds."""
+        rows = torch.cat([self._rows(self.done, torch.full((count,), arm)) for arm in range(ARMS)])
+        with torch.no_grad():
+            mean = self.model(rows).double().squeeze(1)
+        if self.run.method == "map":
+            return mean.reshape(ARMS, count).argmax(0)
+        noise = max(float(self.errors[max(0, self.done - RECENT) : self.done].square().mean()), LEAST_NOISE)
+        variance = self._variance(rows, noise) + (noise if self.run.variant == "total" else 0.0)
+        draws = torch.randn(len(mean), generator=self.generator, dtype=torch.float64)
+        return (mean + variance.sqrt() * draws).reshape(ARMS, count).argmax(0)
+
+    def _variance(self, rows: Tensor, noise: float) -> Tensor:
+        """g_Sᵀ Ω_SS⁻¹ g_S with S chosen anew for the rows seen so far."""
+        seen = self._jacobian(self.inputs[: self.done])
+        prior = torch.ones(seen.layout.size, dtype=torch.float64)
+        precision = Precision(seen, regression(seen.outputs, noise), prior, MEMORY)
+        diagonal = precision.data_diagonal()
+        last = tuple(q.name for q in seen.layout.parameters[-2:])
+        problem = SelectionProblem(precision, diagonal, diagonal, seen.layout.flatten(self.model), last, pool="2k")
+        chosen = SELECTORS[self.run.method](problem, self.run.k or 0).indices
+        return subnet_variance(fit_subnet(precision, chosen), self._jacobian(rows), MEMORY).flatten()
+
+    def _jacobian(self, rows: Tensor) -> HeldJacobian:
+        if self.capture is None:
+            self.capture = prepare_capture(self.model, Layout.of(self.model), rows[:8], MEMORY)
+        step, f, held = self.capture.rows_per_pass, [], Gathering(len(rows))
+        for a in range(0, len(rows), step):
+            made = self.capture(rows[a : a + step])
+            f.append(made.f)
+            held.put(a, made.blocks)
+        return HeldJacobian(self.capture.layout, torch.cat(f), held.blocks)

@@ -13,13 +13,16 @@ from pathlib import Path
 from common import HERE, Place
 
 STUDIES = ("theory", "uci", "wheel")
+FIGURES = "figures"  # pictures and RESULTS.md from the tables that are there
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="bash examples/paper/run", description="The paper's experiments, driven by the tool; resumable."
     )
-    parser.add_argument("study", nargs="*", help=f"one or more of {', '.join(STUDIES)}; all without any", default=[])
+    parser.add_argument(
+        "study", nargs="*", help=f"one or more of {', '.join([*STUDIES, FIGURES])}; all without any", default=[]
+    )
     parser.add_argument("--quick", action="store_true", help="small settings, to see that everything works")
     parser.add_argument(
         "--data-dir",
@@ -34,13 +37,13 @@ def main() -> None:
     )
     parser.add_argument("--work", type=Path, default=HERE / ".work", help="checkpoints and run folders, to go on from")
     options = parser.parse_args()
-    wanted = options.study or list(STUDIES)
-    if unknown := [name for name in wanted if name not in STUDIES]:
-        parser.error(f"unknown study {unknown[0]!r}: expected {', '.join(STUDIES)}")
+    wanted = options.study or [*STUDIES, FIGURES]
+    if unknown := [name for name in wanted if name not in (*STUDIES, FIGURES)]:
+        parser.error(f"unknown study {unknown[0]!r}: expected {', '.join([*STUDIES, FIGURES])}")
     data = None if options.data_dir is None else Path(options.data_dir).resolve()
     if data is not None and not data.is_dir():
         parser.error(f"--data-dir {data}: there is no such folder")
-    if data is None and not options.quick and set(wanted) - {"theory"}:
+    if data is None and not options.quick and set(wanted) & {"uci"}:
         parser.error("the full studies need the data sets: --data-dir FOLDER, or $SUBLAPLACE_DATA")
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as scratch:
@@ -49,6 +52,9 @@ def main() -> None:
         results.mkdir(parents=True, exist_ok=True)
         place = Place(data, results.resolve(), work.resolve(), options.quick)
         for name in wanted:
+            if name == FIGURES:
+                import_module("report").run(place)
+                continue
             import_module(name).run(place)
             table = results / f"{name}.csv"
             lines = len(table.read_text().splitlines()) - 1

@@ -20,6 +20,7 @@ def main() -> None:
     except signals.Interrupted as interruption:
         from .parallel import end_of
 
+        signals.ignore()
         message, code = end_of(interruption.exit_code)
         sys.stderr.write(message)
         sys.stderr.flush()
@@ -32,9 +33,14 @@ def prefer_large_pages() -> None:
 
 
 def _prepare_streams() -> None:
-    """A closed stream becomes an empty one; what an encoding cannot show becomes '?', not an error."""
+    """A closed stream becomes an empty one; what an encoding cannot show becomes '?', not an error.
+
+    Of several ranks the first one speaks, and on every machine one of errors before they know of each other.
+    """
+    silent = {"stdout": os.environ.get("RANK", "0") != "0", "stderr": os.environ.get("LOCAL_RANK", "0") != "0"}
+    several = os.environ.get("WORLD_SIZE", "1") not in ("", "1")
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
+        if getattr(sys, name) is None or (several and silent[name]):
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (it lives as long as the process)
         getattr(sys, name).reconfigure(errors="replace")
 

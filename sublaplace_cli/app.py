@@ -111,7 +111,6 @@ for _name, _about in COMMANDS.items():
 def _execute(command: str, settings: Settings) -> None:
     """The error boundary: every failure becomes one message and an exit code."""
     console = Console(settings.quiet, settings.verbose)
-    here = parallel.Place()
     try:
         here = parallel.place()
         if not here.leads:
@@ -120,10 +119,9 @@ def _execute(command: str, settings: Settings) -> None:
     except Exception as error:
         signals.check()  # an interruption in disguise is none of these errors
         if settings.debug:
-            traceback.print_exc()
+            traceback.print_exc(file=sys.__stderr__)
         explained = _explained(error)
-        if parallel.is_ours_to_print(explained, here):
-            console.error(explained)
+        parallel.tell(explained, console.error)
         code = explained.exit_code
         parallel.end_at_once(code)
     raise typer.Exit(code)

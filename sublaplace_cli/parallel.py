@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import signals
 from .errors import RunError, SublaplaceError, UserError
-from .vigil import KEPT, Loss, Vigil
+from .vigil import KEPT, LEADER, Loss, Vigil
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from .core.team import Find, Team
 
-LEADER = 0
 JOINING = timedelta(seconds=120)  # for all ranks to start
 WORKING = timedelta(days=30)  # no collective is too slow: whether a rank is still there is asked otherwise
 LOOK = 0.2  # seconds of waiting between looks at signals and at the other ranks
@@ -85,7 +84,11 @@ class ProcessTeam:
         self.busy = here.rank != LEADER  # the others are always in the midst of a question
         self._dist = dist
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        try:
+        self.vigil: Vigil | None = None
+        self._waiter = ThreadPoolExecutor(1, "waiter")
+        self._launcher = os.getppid()
+
+        def join() -> None:
             self.store, _, _ = next(iter(dist.rendezvous("env://", here.rank, here.size, timeout=JOINING)))
             dist.init_process_group(
                 backend,
@@ -94,16 +97,22 @@ class ProcessTeam:
                 world_size=here.size,
                 timeout=WORKING,
             )
+
+        try:
+            self._until_done(self._waiter.submit(join))
         except (RuntimeError, ValueError) as error:
             signals.check()
             raise RunError(
                 f"rank {here.rank} of {here.size} could not join the others within {JOINING.seconds} s: {error}",
                 hint="did all ranks start, and do they reach MASTER_ADDR:MASTER_PORT?",
             ) from error
-        self.vigil: Vigil | None = None
-        self._waiter = ThreadPoolExecutor(1, "waiter")
         own = {"rank": self.rank, "host": socket.gethostname(), "process": os.getpid(), "device": str(device)}
         self.members = self.exchange(own)
+        if device.type == "cuda" and self.sharers > 1:
+            raise UserError(
+                f"{self.sharers} ranks share {device} on {socket.gethostname()}; nccl takes one rank a GPU",
+                hint="start as many ranks on a machine as it has GPUs, or use --device cpu",
+            )
         self.vigil = Vigil(self.store.clone(), self.rank, self.members)
         self.vigil.start()
 
@@ -189,10 +198,7 @@ class ProcessTeam:
         try:
             work = collective(values, peer, **more)
             if values.device.type == "cpu":  # of gloo only a wait tells whether a message has arrived
-                arrived = self._waiter.submit(work.wait)
-                while not wait([arrived], LOOK).done:
-                    self._look_around()
-                arrived.result()
+                self._until_done(self._waiter.submit(work.wait))
             else:  # of nccl, this thread must wait
                 while not work.is_completed():
                     time.sleep(POLL)
@@ -202,8 +208,15 @@ class ProcessTeam:
             signals.check()
             raise self._lost(error) from error
 
+    def _until_done(self, work: Future[Any]) -> None:
+        while not wait([work], LOOK).done:
+            self._look_around()
+        work.result()
+
     def _look_around(self) -> None:
         signals.check()
+        if self.vigil is None and os.getppid() != self._launcher:
+            raise RunError("the launcher is gone", hint=KEPT)
         if self.vigil is not None and self.vigil.loss is not None:
             raise self.vigil.loss.error()
 
@@ -219,10 +232,6 @@ class ProcessTeam:
         if self.vigil is not None:
             self.vigil.stop()
         self._dist.destroy_process_group()
-
-    def fail(self, error: SublaplaceError) -> bool:
-        """Tell the others of an error of this rank; whether it is this rank's to print."""
-        return self.vigil is None or self.vigil.tell(error)
 
 
 _team: list[ProcessTeam] = []  # of this process, while it is in one
@@ -244,21 +253,35 @@ def joined(here: Place, device: str) -> Iterator[Team]:
     _team.clear()
 
 
-def is_ours_to_print(error: SublaplaceError, here: Place) -> bool:
-    """Whether this rank prints an error, after the others were told of it."""
-    if not _team:
-        return here.local_rank == 0  # not joined yet: one message for each machine
-    return _team[0].fail(error)
+def tell(error: SublaplaceError, say: Callable[[SublaplaceError], None]) -> None:
+    """Tell the user and the other ranks of an error; of all ranks one prints it."""
+    if _team:
+        signals.ignore()  # a launcher sends one as soon as the first rank has ended
+        vigil = _team[0].vigil
+        assert vigil is not None, "a team that has begun has one"
+        vigil.tell(error, lambda: _aloud(lambda: say(error)))
+    else:  # not joined yet: `__main__` has silenced all but one rank a machine
+        say(error)
+
+
+def _aloud(say: Callable[[], None]) -> None:
+    sys.stderr = sys.__stderr__
+    say()
 
 
 def end_of(code: int) -> tuple[str, int]:
     """What to say and to end with after a signal: a launcher also sends one because another rank is gone."""
-    if not _team:
+    vigil = _team[0].vigil if _team else None
+    if vigil is None:
         return f"interrupted; {KEPT}\n", code
-    vigil = _team[0].vigil
-    loss = vigil.gone() if vigil is not None and code == 143 else None
-    message = f"interrupted; {KEPT}\n" if loss is None else f"error: {loss.message}\n  {loss.hint}\n"
-    return message if _team[0].rank == LEADER else "", code if loss is None else loss.code
+    loss = vigil.gone() if code == 143 else None
+    if loss is None:
+        vigil.bid_farewell()
+        return f"interrupted; {KEPT}\n" if _team[0].rank == LEADER else "", code
+    if not vigil.may_print():
+        return "", loss.code
+    sys.stderr = sys.__stderr__
+    return f"error: {loss.message}\n  {loss.hint}\n", loss.code
 
 
 def end_at_once(code: int) -> None:

@@ -23,6 +23,12 @@ def install() -> None:
         signal.signal(number, _receive)
 
 
+def ignore() -> None:
+    """From here on: what is left to do is short, and must be done."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def check() -> None:
     """Raise again what arrived earlier: a library may have swallowed the first exception."""
     if _received:

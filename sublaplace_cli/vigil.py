@@ -1,7 +1,8 @@
-"""Watching over the other ranks: a thread that says that this one is alive, and notices when another is not.
+"""Watching over the other ranks: threads that say that this one is alive, and notice when another is not.
 
 A collective fails at once when the process at its other end is gone. This is for all other cases: a rank in the midst
-of a long computation, a machine that no longer answers, an error that another rank has to tell.
+of a long computation, a machine that no longer answers, an error that another rank has to tell. What the ranks tell
+each other is in the store that they joined by; it may go, or fall silent, with the machine that holds it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,6 @@ class Loss:
     message: str
     hint: str | None = KEPT
     code: int = 3
-    rank: int | None = None  # that told of it, where one did
 
     @classmethod
     def of(cls, member: dict[str, Any], size: int, why: str = "is gone (killed, or out of memory)") -> Loss:
@@ -47,7 +48,7 @@ class Loss:
 
 
 class Vigil(threading.Thread):
-    """Signs of life of this rank, and the loss of another."""
+    """Signs of life of this rank, and the loss of another. One thread asks the store, another judges how long ago."""
 
     def __init__(self, store: Any, rank: int, members: Sequence[dict[str, Any]]) -> None:
         super().__init__(name="vigil", daemon=True)
@@ -57,21 +58,39 @@ class Vigil(threading.Thread):
         self.guard = threading.Lock()  # of the store, which one thread uses at a time
         watched = [m["rank"] for m in members if m["rank"] != rank] if rank == LEADER else [LEADER]
         self.seen = {other: ("", time.monotonic()) for other in watched}
+        self.looked = time.monotonic()
         self._beat(0)
 
     def run(self) -> None:
-        beats = 0
-        while not self.over.wait(BEAT):
-            beats += 1
-            try:
-                with self.guard:
-                    self.loss = self._look(beats)
-            except Exception:  # whatever the store raises when its other end is gone
-                self.loss = Loss("the first rank, or the launcher, is gone: there is no connection to it any more")
-            if self.loss is not None:
-                break
+        threading.Thread(target=self._look_again_and_again, name="vigil-store", daemon=True).start()
+        while not self.over.wait(BEAT / 2) and self.loss is None:
+            if time.monotonic() - self.looked > PATIENCE:
+                silent = "the machine of the first rank, or of the launcher, has not answered for"
+                self.loss = Loss(f"{silent} {PATIENCE:.0f} s")
         if self.loss is not None and not self.over.wait(GRACE):
             self._end_the_process(self.loss)
+
+    def _look_again_and_again(self) -> None:
+        beats = 0
+        while not self.over.wait(BEAT) and self.loss is None:
+            beats += 1
+            try:
+                with self._store():
+                    found = self._look(beats)
+                self.looked = time.monotonic()
+            except Exception:  # whatever the store raises when its other end is gone
+                found = self.gone() or Loss("the first rank, or the launcher, is gone: nothing connects the ranks")
+            self.loss = self.loss or found
+
+    @contextmanager
+    def _store(self) -> Iterator[Any]:
+        """The store for one thread at a time; one that does not answer is as good as gone."""
+        if not self.guard.acquire(timeout=EXPLANATION):
+            raise TimeoutError("the store does not answer")
+        try:
+            yield self.store
+        finally:
+            self.guard.release()
 
     def _beat(self, count: int) -> None:
         self.store.set(f"alive/{self.rank}", str(count))
@@ -100,14 +119,14 @@ class Vigil(threading.Thread):
             return None
         member = self.members[told["rank"]]
         where = f"rank {told['rank']} of {len(self.members)} on {member['host']}: "
-        return Loss(where + told["message"], told["hint"], told["code"], told["rank"])
+        return Loss(where + told["message"], told["hint"], told["code"])
 
     def reason(self) -> Loss | None:
         """Why a connection broke: what the other rank told, or which process on this machine is gone."""
         deadline = time.monotonic() + EXPLANATION
         while time.monotonic() < deadline:
             try:
-                with self.guard:
+                with self._store():
                     if (told := self._told()) is not None:
                         return told
             except Exception:  # the store is gone too
@@ -118,63 +137,93 @@ class Vigil(threading.Thread):
         return self.gone()
 
     def gone(self) -> Loss | None:
-        """A rank on this machine whose process has ended."""
-        gone = [m for m in self.members if self._is_gone(m)]
+        """A rank on this machine whose process has ended, other than one that was told to."""
+        gone = [m for m in self.members if self._is_gone(m) and not self._has(f"farewell/{m['rank']}")]
         return Loss.of(gone[0], len(self.members)) if gone else None
 
-    def tell(self, error: SublaplaceError) -> bool:
-        """Tell the others of an error of this rank; True where it is to be printed here.
+    def _is_gone(self, member: dict[str, Any]) -> bool:
+        """Whether the process of a member on this machine has ended."""
+        return member["host"] == self.members[self.rank]["host"] and process_is_gone(member["process"])
+
+    def _has(self, key: str) -> bool:
+        try:
+            with self._store() as store:
+                return store.check([key])
+        except Exception:  # gone
+            return False
+
+    def bid_farewell(self) -> None:
+        """This rank ends because it was told to, which is no loss."""
+        self.over.set()
+        try:
+            with self._store() as store:
+                store.set(f"farewell/{self.rank}", "")
+        except Exception:  # nobody is left to hear it
+            return
+
+    def tell(self, error: SublaplaceError, say: Callable[[], None]) -> None:
+        """Tell the others of an error of this rank, and `say` it where it is this rank's to print.
 
         The leader prints. Where it has ended without a word, the first of the others to notice does.
         """
         told = {"rank": self.rank, "message": error.message, "hint": error.hint, "code": error.exit_code}
         self.over.set()
         try:
-            with self.guard:
-                if not self.store.check([FAILED]):
-                    self.store.set(FAILED, json.dumps(told))
-                if self.rank == LEADER:
-                    self.store.set(PRINTED, str(LEADER))
-            if self.rank != LEADER:
-                return not self._printed_by_another()
-            self._wait_for_the_others()
-        except Exception:  # the store went with the leader: nobody else will speak
+            with self._store() as store:
+                store.compare_set(FAILED, "", json.dumps(told))
+        except Exception:  # told below, by whoever is left
             pass
-        return True
+        if self.rank != LEADER and self._printed_by_another():
+            return
+        if self.may_print():
+            say()
+        if self.rank == LEADER:
+            self._wait_for_the_others()
+
+    def may_print(self) -> bool:
+        """Whether nobody has printed yet. Without a store to ask in, the first rank that is left on a machine may."""
+        try:
+            with self._store() as store:
+                return store.compare_set(PRINTED, "", str(self.rank)).decode() == str(self.rank)
+        except Exception:  # the store is gone
+            host = self.members[self.rank]["host"]
+            before = [m for m in self.members[: self.rank] if m["host"] == host]
+            return all(process_is_gone(m["process"]) for m in before)
+
+    def _printed_by_another(self) -> bool:
+        """Whether the leader has printed, after as long as it may need to notice."""
+        deadline = time.monotonic() + 2 * BEAT + 2 * GRACE
+        while time.monotonic() < deadline:
+            try:
+                with self._store() as store:
+                    if store.check([PRINTED]):
+                        store.set(f"heard/{self.rank}", "")
+                        return True
+            except Exception:  # `may_print` knows what to do then
+                return False
+            if self._is_gone(self.members[LEADER]):
+                return False
+            time.sleep(EXPLANATION / 40)
+        return False
 
     def _wait_for_the_others(self) -> None:
         """The store may live in this process: the others must have read in it before it ends."""
         deadline = time.monotonic() + EXPLANATION
         others = [m for m in self.members if m["rank"] != self.rank]
         while time.monotonic() < deadline:
-            with self.guard:
-                if all(self.store.check([f"heard/{m['rank']}"]) or self._is_gone(m) for m in others):
-                    return
+            if all(self._has(f"heard/{m['rank']}") or self._is_gone(m) for m in others):
+                return
             time.sleep(EXPLANATION / 40)
-
-    def _is_gone(self, member: dict[str, Any]) -> bool:
-        """Whether the process of a member on this machine has ended."""
-        return member["host"] == self.members[self.rank]["host"] and process_is_gone(member["process"])
-
-    def _printed_by_another(self) -> bool:
-        deadline = time.monotonic() + GRACE
-        while time.monotonic() < deadline:
-            with self.guard:
-                if self.store.check([PRINTED]):
-                    self.store.set(f"heard/{self.rank}", "")
-                    return True
-            if self._is_gone(self.members[LEADER]):
-                break
-            time.sleep(EXPLANATION / 40)
-        with self.guard:
-            return self.store.compare_set(PRINTED, "", str(self.rank)).decode() != str(self.rank)
 
     def _end_the_process(self, loss: Loss) -> None:
         """The work does not notice: it is in the midst of something long."""
-        if self.tell(loss.error()):
+
+        def say() -> None:
             lines = [f"error: {loss.message}", *([f"  {loss.hint}"] if loss.hint else [])]
             (sys.__stderr__ or sys.stderr).write("\n".join(lines) + "\n")
             (sys.__stderr__ or sys.stderr).flush()
+
+        self.tell(loss.error(), say)
         os._exit(loss.code)
 
     def stop(self) -> None:

@@ -47,6 +47,9 @@ def test_every_study_leaves_a_table(results):
     assert {"gradient", "greedy", "subnet-diagonal", "last-k", "neural-linear", "kfac", "full"} <= {
         line["method"] for line in uci
     }
+    cifar = lines_of(results / "cifar.csv")
+    assert {line["model"] for line in cifar} == {"resnet20"}
+    assert all(float(line["w2_relative"]) >= 0 for line in cifar)
     assert list(wheel[0])[:5] == ["method", "k", "delta", "seed", "regret"]
     assert {(line["method"], line["k"]) for line in wheel} == {("map", ""), ("gradient", "100"), ("greedy", "20")}
     assert all(0 <= float(line["regret"]) <= 200 * 49 for line in wheel)
@@ -58,6 +61,7 @@ def test_every_study_leaves_a_table(results):
 def test_the_report_has_pictures_and_says_how_many_runs_there_were(results):
     text = (results / "RESULTS.md").read_text()
     assert "made small 1" in text
+    assert "**binary, resnet20, N = 24** (p = 269722)" in text
     for name in ("uci.png", "uci-rescaled.png", "wheel.png"):
         assert f"({name})" in text
         assert (results / name).stat().st_size > 5_000

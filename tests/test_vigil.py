@@ -11,7 +11,7 @@ import time
 import pytest
 
 from sublaplace_cli import parallel, vigil
-from sublaplace_cli.errors import RunError, UserError
+from sublaplace_cli.errors import RunError, SublaplaceError, UserError
 from sublaplace_cli.vigil import Loss, Vigil, process_is_gone
 
 ELSEWHERE = "another-machine"
@@ -81,7 +81,14 @@ def test_a_store_that_is_gone_is_a_loss() -> None:
     watching.start()
     until(lambda: watching.loss is not None)
     assert watching.loss is not None
-    assert "no connection" in watching.loss.message
+    assert "is gone" in watching.loss.message
+
+
+def tells(one: Vigil, error: SublaplaceError) -> bool:
+    """Whether this one prints it."""
+    said: list[str] = []
+    one.tell(error, lambda: said.append(error.message))
+    return bool(said)
 
 
 def test_an_error_is_told_to_the_others_and_printed_once() -> None:
@@ -89,9 +96,9 @@ def test_an_error_is_told_to_the_others_and_printed_once() -> None:
     leader, second, third = (Vigil(store, rank, members(3)) for rank in range(3))
     store.set("heard/1", "")
     store.set("heard/2", "")
-    assert leader.tell(UserError("wrong", hint="do right")) is True
-    assert second.tell(RunError("lost it")) is False
-    assert third.tell(RunError("lost it")) is False
+    assert tells(leader, UserError("wrong", hint="do right"))
+    assert not tells(second, RunError("lost it"))
+    assert not tells(third, RunError("lost it"))
     loss = second.reason()
     assert loss is not None
     assert loss.message == f"rank 0 of 3 on {ELSEWHERE}: wrong"
@@ -102,7 +109,38 @@ def test_an_error_is_told_to_the_others_and_printed_once() -> None:
 def test_without_a_leader_the_first_of_the_others_prints() -> None:
     store = Store()
     second, third = (Vigil(store, rank, members(3)) for rank in (1, 2))
-    assert [second.tell(RunError("lost")), third.tell(RunError("lost"))] == [True, False]
+    assert [tells(second, RunError("lost")), tells(third, RunError("lost"))] == [True, False]
+
+
+def test_a_leader_that_is_late_does_not_print_again() -> None:
+    store = Store()
+    leader, second = (Vigil(store, rank, members()) for rank in range(2))
+    assert tells(second, RunError("of this rank only"))
+    assert not tells(leader, RunError("rank 1 of 2: of this rank only"))
+
+
+def test_a_rank_that_was_told_to_end_is_not_lost() -> None:
+    own = [{"rank": rank, "host": "here", "process": 10**9 + rank} for rank in range(2)]
+    store = Store()
+    leader, second = (Vigil(store, rank, own) for rank in range(2))
+    assert leader.gone() is not None
+    second.bid_farewell()
+    leader.members = [{**own[0], "process": os.getpid()}, own[1]]
+    assert leader.gone() is None
+
+
+def test_a_store_that_does_not_answer_is_noticed() -> None:
+    """Its machine is there, but silent: a look at it never ends."""
+    watching = Vigil(Store(), 1, members())
+    ended: list[Loss] = []
+    watching._end_the_process = ended.append  # type: ignore[method-assign]
+    watching._look = lambda beats: time.sleep(5)  # type: ignore[method-assign]
+    watching.start()
+    until(lambda: ended)
+    assert "has not answered for" in ended[0].message
+    start = time.monotonic()
+    tells(watching, RunError("lost"))
+    assert time.monotonic() - start < 4  # nor does telling hang
 
 
 def test_a_process_that_ended_is_gone_even_if_nobody_looked() -> None:

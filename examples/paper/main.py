@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common import HERE, Place
 
-STUDIES = ("theory", "uci", "wheel")
+STUDIES = ("theory", "uci", "wheel", "cifar")
 FIGURES = "figures"  # pictures and RESULTS.md from the tables that are there
 
 
@@ -43,7 +43,7 @@ def main() -> None:
     data = None if options.data_dir is None else Path(options.data_dir).resolve()
     if data is not None and not data.is_dir():
         parser.error(f"--data-dir {data}: there is no such folder")
-    if data is None and not options.quick and set(wanted) & {"uci"}:
+    if data is None and not options.quick and set(wanted) & {"uci", "cifar"}:
         parser.error("the full studies need the data sets: --data-dir FOLDER, or $SUBLAPLACE_DATA")
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as scratch:

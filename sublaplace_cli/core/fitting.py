@@ -75,7 +75,7 @@ def full_bytes(rows: int) -> int:
 def _require_room(precision: Precision, needed: int, what: str, or_else: str = "") -> None:
     if needed > precision.memory:
         raise RunError(
-            f"{what} needs about {needed / 2**30:.1f} GiB, more than the {precision.memory / 2**30:.1f} GiB allowed",
+            f"{what} needs about {needed / 2**30:.2g} GiB, more than the {precision.memory / 2**30:.2g} GiB allowed",
             hint=f"lower --k, use fewer training rows (splits.train.n), or raise --memory{or_else}",
         )
 

@@ -181,7 +181,7 @@ def gram_strips(
     grid = max(1, STRIP // C)
     dealt = [(a, min(a + grid, n_rows), dealt_to(i, team.size)) for i, a in enumerate(range(0, n_rows, grid))]
     mine = [(a, b) for a, b, member in dealt if member == team.rank]
-    # Memory that a member never touches costs nothing: only its own strips are ever filled.
+    # Only this member's strips are ever filled: of the CPU's memory no more than these is taken.
     K = torch.empty(n_rows * C, n_columns * C, dtype=torch.float64, device=left.outputs.device)
     for a, b in mine:
         K[a * C : b * C].zero_()

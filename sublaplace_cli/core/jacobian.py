@@ -202,6 +202,13 @@ class SomeRows:
         parts = [self.source.load(first, last, which) for first, last in runs(self.rows[start:stop])]
         return [joined(pieces) for pieces in zip(*parts, strict=True)]
 
+    def expect(self, start: int, stop: int, which: Sequence[int] | None = None) -> None:
+        """These will be loaded next."""
+        expect = getattr(self.source, "expect", None)
+        if expect is not None:
+            for first, last in runs(self.rows[start:stop]):
+                expect(first, last, which)
+
 
 def runs(rows: Sequence[int]) -> list[tuple[int, int]]:
     """[first, last) of every run of neighbours in rising numbers."""

@@ -56,7 +56,8 @@ class SharedJacobian:
         return int((self.holders[:row] == self.team.rank).sum())
 
     def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
-        return rows_of_all(self, start, stop, which)
+        within = slice(int(start), int(stop)).indices(len(self.outputs))
+        return rows_of_all(self, within[0], max(within[:2]), None if which is None else [int(i) for i in which])
 
 
 @together

@@ -131,9 +131,8 @@ class Session:
         self.kept = {key: value for key, value in self.kept.items() if key.startswith("noise-")}
         devices.release(self.device)
         self.memory //= 2
-        self.report.note(
-            f"out of memory on {self.device}: going on within {format_bytes(self.memory)}; finished parts are reused"
-        )
+        reused = "" if self.settings.force else "; finished parts are reused"
+        self.report.note(f"out of memory on {self.device}: going on within {format_bytes(self.memory)}{reused}")
 
     def together(self, question: Callable[..., Answer], *arguments: Any, **of_the_leader: Any) -> Answer:
         """`question(session, …)` on all members of the team at the same time."""

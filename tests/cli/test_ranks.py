@@ -19,6 +19,15 @@ NET = """
 import os, signal, time
 from torch import nn
 
+if "BLIND" in os.environ:  # this rank does not see the run folder
+    from sublaplace_cli.errors import UserError
+    from sublaplace_cli.steps import passes
+
+    def blind(path, kind):
+        raise UserError("not on this machine")
+
+    passes.open_artifact = blind
+
 class Net(nn.Sequential):
     calls = 0
     def forward(self, x):
@@ -228,6 +237,56 @@ def forward_passes_before_work(project: Project, tmp_path: Path) -> int:
     found = int(done.stdout)
     assert low < found < high
     return found
+
+
+@pytest.mark.parametrize("memory", ["2MB", "64MB"], ids=["stored", "held"])
+def test_a_rank_that_does_not_see_the_run_folder(mortal: Project, tmp_path: Path, memory: str) -> None:
+    choice = (*CHOICE, "--memory", memory, "--dtype", "float64", "--json", "--run-dir", tmp_path / "r")
+    expected = leader(ranks(2, *choice, cwd=mortal.folder)).json()
+    for name in tmp_path.glob("r/p*.safetensors"):  # posteriors and predictions are made again, from stored rows
+        name.unlink()
+    again = leader(ranks(2, *choice, cwd=mortal.folder, own={1: {"BLIND": "1"}}))
+    assert "reusing jacobians-train" in again.err
+    assert_same(core(again.json()), core(expected))
+
+
+@pytest.mark.parametrize("victim", ["the first rank", "torchrun"])
+def test_under_torchrun_one_message_says_what_happened(mortal: Project, tmp_path: Path, victim: str) -> None:
+    calls = forward_passes_before_work(mortal, tmp_path)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    running = subprocess.Popen(
+        [*torchrun, "-m", "sublaplace_cli", *CHOICE],
+        cwd=mortal.folder,
+        env={**ENVIRONMENT, "NAP_AT": str(calls + 2)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    first = until_working(mortal.folder)
+    os.kill(
+        first if victim == "the first rank" else running.pid, signal.SIGKILL if "rank" in victim else signal.SIGTERM
+    )
+    said = running.communicate(timeout=60)[1].decode()
+    if victim == "the first rank":
+        assert said.count("error: ") == said.count("error: rank 0 of 2 (process ") == 1
+    else:
+        assert said.count("interrupted; finished parts are kept") == 1
+        assert "error: " not in said
+
+
+def until_working(folder: Path) -> int:
+    """The process of the first rank, once it computes: it has the run folder open."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for lock in folder.glob(".sublaplace/*/.lock"):
+            for process in Path("/proc").glob("[0-9]*"):
+                try:
+                    if any(os.path.realpath(fd) == str(lock) for fd in (process / "fd").iterdir()):
+                        return int(process.name)
+                except OSError:
+                    continue
+        time.sleep(0.05)
+    raise AssertionError("it never began")
 
 
 def test_the_first_rank_dies(mortal: Project, tmp_path: Path) -> None:

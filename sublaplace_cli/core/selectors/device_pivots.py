@@ -26,12 +26,12 @@ def pivots_on_device(T: Tensor, most: int, ends: Ends) -> tuple[list[int], list[
         for i in range(some):
             t = done + i
             sizes = rounded(d)
-            best = torch.where(sizes == sizes.amax(), first, len(T)).amin().reshape(1)
+            best = torch.where(sizes == sizes.amax(), first, len(T) - 1).amin().reshape(1)  # the last where all is NaN
             pivot = d.index_select(0, best)
             earlier = rows[:t].index_select(1, best)
             row = (T.index_select(0, best).squeeze(0) - earlier.squeeze(1) @ rows[:t]) * pivot.rsqrt()
             rows[t] = row
-            d = (d - row.square()).index_fill(0, best, 0.0)  # every pivot is at least about 1: 0 is never the largest
+            d = (d - row.square()).index_fill(0, best, 0.0)  # sound pivots are at least about 1
             places[i : i + 1], values[i : i + 1] = best, pivot
         for place, value in zip(places.tolist(), values.tolist(), strict=True):
             if ends(len(taken), value, place):

@@ -188,7 +188,7 @@ class Vigil(threading.Thread):
         except Exception:  # the store is gone
             host = self.members[self.rank]["host"]
             before = [m for m in self.members[: self.rank] if m["host"] == host]
-            return all(process_is_gone(m["process"]) for m in before)
+            return all(process_is_gone(m["process"], or_stopped=True) for m in before)
 
     def _printed_by_another(self) -> bool:
         """Whether the leader has printed, after as long as it may need to notice."""
@@ -232,7 +232,7 @@ class Vigil(threading.Thread):
         self.join(GRACE)
 
 
-def process_is_gone(process: int) -> bool:
+def process_is_gone(process: int, or_stopped: bool = False) -> bool:
     """Whether a process of this machine has ended; a zombie has."""
     try:
         os.kill(process, 0)
@@ -241,6 +241,6 @@ def process_is_gone(process: int) -> bool:
     except PermissionError:
         return False
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX" + "Tt" * or_stopped
     except OSError:
         return False

@@ -263,9 +263,10 @@ def test_under_torchrun_one_message_says_what_happened(mortal: Project, tmp_path
         stderr=subprocess.PIPE,
     )
     first = until_working(mortal.folder)
-    os.kill(
-        first if victim == "the first rank" else running.pid, signal.SIGKILL if "rank" in victim else signal.SIGTERM
-    )
+    if victim == "the first rank":
+        os.kill(first, signal.SIGKILL)
+    else:
+        running.terminate()
     said = running.communicate(timeout=60)[1].decode()
     if victim == "the first rank":
         assert said.count("error: ") == said.count("error: rank 0 of 2 (process ") == 1

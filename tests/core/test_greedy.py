@@ -16,6 +16,7 @@ from scipy.linalg.lapack import dpstrf
 from sublaplace_cli.core.selectors import Selection
 from sublaplace_cli.core.selectors import greedy as module
 from sublaplace_cli.core.selectors.column_cache import ColumnCache
+from sublaplace_cli.core.selectors.device_pivots import pivots_on_device
 from sublaplace_cli.core.selectors.greedy import PANEL, SWEEP, greedy, pool_size
 from sublaplace_cli.core.selectors.schur import DualSchur, PrimalSchur
 from sublaplace_cli.errors import NumericsError, UserError
@@ -275,3 +276,41 @@ def test_more_ties_than_a_sweep(rows, memory):
     problem = synthetic(J)
     problem = replace(problem, precision=replace(problem.precision, memory=memory))
     assert greedy(problem.selection(), 300).indices.tolist() == list(range(300))
+
+
+def test_pivots_sent_ahead_to_a_device_are_those_of_the_cpu():
+    """The same on the CPU, where both can be run: order, values, what is left, and where it ends."""
+    A = random_matrix(60, 200)
+    A[:, 7] = A[:, 3]  # a tie: two parameters that are copies
+    T = A.T @ A + torch.eye(200, dtype=torch.float64)
+    panel = torch.arange(200)
+    for most, outside in ((200, -1.0), (150, 20.0), (10, 3.0)):
+        found = []
+        for way in (pivots_on_device, None):
+            found.append(pivots_of(T, panel, (outside, 999), most, way))
+        (taken, pivots, rest), (there, values, remaining) = found
+        assert taken == there
+        assert len(taken) > 5
+        assert pivots == pytest.approx(values, rel=1e-10)
+        left = torch.ones(200, dtype=torch.bool)
+        left[taken] = False
+        assert torch.allclose(rest[left], remaining[left], rtol=1e-9)
+
+
+def pivots_of(T, panel, outside, most, way):
+    if way is None:
+        return module._pivot_inside(T, panel, outside, most, True)
+    return way(T, most, lambda before, pivot, place: before > 0 and module._beaten(pivot, place, outside))
+
+
+def test_unsound_numbers_on_a_device_end_in_the_same_error():
+    for bad in (float("nan"), -1e9):
+        T = torch.eye(5, dtype=torch.float64) * bad
+
+        def ends(before, pivot, place):
+            if not pivot > module.SOUND:
+                module.require_sound(torch.tensor(pivot))
+            return False
+
+        with pytest.raises(NumericsError, match="Schur complement"):
+            pivots_on_device(T, 5, ends)

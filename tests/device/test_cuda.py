@@ -15,9 +15,11 @@ import torch
 from cases import CASES, Case
 from core.problems import block_gram, columns_of
 
+from sublaplace_cli import device as devices
 from sublaplace_cli.core.capture import Captured, prepare_capture
 from sublaplace_cli.core.forward import map_inputs
 from sublaplace_cli.core.layout import Layout
+from sublaplace_cli.core.selectors.device_pivots import pivots_on_device
 
 pytestmark = [
     pytest.mark.cuda,
@@ -27,13 +29,13 @@ ROOT = Path(__file__).resolve().parents[2]
 CLOSE = 1e-8
 
 
-def quickstart(folder: Path, device: str) -> dict[str, Any]:
-    """The README's example through the command line, every method, in float64."""
+def quickstart(folder: Path, device: str, *more: str) -> dict[str, Any]:
+    """The README's example through the command line, in float64."""
     shutil.copytree(ROOT / "examples" / "quickstart", folder, ignore=shutil.ignore_patterns(".sublaplace"))
     command = [sys.executable, "-m", "sublaplace_cli", "evaluate", "--device", device, "--dtype", "float64", "--json"]
-    methods = "gradient,greedy,subnet-diagonal,last-k,random,magnitude,neural-linear,diagonal,map"
+    methods = "gradient,greedy,subnet-diagonal,last-k,random,magnitude,neural-linear,diagonal,map,norm,constant"
     done = subprocess.run(
-        [*command, "--method", methods, "--k", "50,500"],
+        [*command, "--method", methods, "--k", "50,500", *more],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -44,11 +46,14 @@ def quickstart(folder: Path, device: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def test_the_quickstart_gives_the_numbers_of_the_cpu(tmp_path: Path) -> None:
-    cpu, cuda = (quickstart(tmp_path / device, device) for device in ("cpu", "cuda"))
+@pytest.mark.parametrize("more", [(), ("--memory", "3MB", "--full", "none"), ("--rescale", "hybrid")], ids=" ".join)
+def test_the_quickstart_gives_the_numbers_of_the_cpu(tmp_path: Path, more: tuple[str, ...]) -> None:
+    """With little memory, its rows stream from the disk."""
+    cpu, cuda = (quickstart(tmp_path / device, device, *more) for device in ("cpu", "cuda"))
     assert cuda["device"].startswith("cuda")
     assert len(cuda["rows"]) == len(cpu["rows"]) > 10
-    for found, expected in zip([cuda["full"], *cuda["rows"]], [cpu["full"], *cpu["rows"]], strict=True):
+    fulls = [[q["full"]] if q["full"] is not None else [] for q in (cuda, cpu)]
+    for found, expected in zip([*fulls[0], *cuda["rows"]], [*fulls[1], *cpu["rows"]], strict=True):
         for key, value in expected.items():
             who = f"{expected['method']} {expected['k']}: {key}"
             if isinstance(value, float):
@@ -93,3 +98,30 @@ def test_repeated_passes_give_the_same_bits() -> None:
     assert torch.equal(once.f, again.f)
     for a, b in zip(once.blocks, again.blocks, strict=True):
         assert torch.equal(a.dense().values, b.dense().values)
+
+
+def test_products_in_float32_are_close(tmp_path: Path) -> None:
+    double, single = (quickstart(tmp_path / kind, "cuda", "--gram-dtype", kind) for kind in ("float64", "float32"))
+    assert single["full"]["mean_std"] == pytest.approx(double["full"]["mean_std"], rel=1e-3)
+
+
+def test_what_is_moved_beside_the_work_arrives_whole() -> None:
+    device = torch.device("cuda", 0)
+    for size in (10, 10**6):
+        for _ in range(20):
+            host = devices.room_for(device)(size, dtype=torch.float64)
+            assert host.is_pinned()
+            host.copy_(torch.randn(size, dtype=torch.float64))
+            busy = torch.randn(2000, 2000, device=device) @ torch.randn(2000, 2000, device=device)
+            assert torch.equal(devices.move(host, device).cpu(), host)
+            assert bool(torch.isfinite(busy).all())
+
+
+def test_pivots_are_those_of_the_cpu() -> None:
+    A = torch.randn(300, 200, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    T = A.T @ A / 10 + torch.eye(200, dtype=torch.float64)
+    (taken, pivots, _), (there, values, _) = (
+        pivots_on_device(T.to(device), 150, lambda *_: False) for device in ("cpu", "cuda")
+    )
+    assert there == taken
+    assert values == pytest.approx(pivots, rel=1e-10)

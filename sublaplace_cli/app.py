@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import __version__, parallel, signals
+from . import __version__, parallel, ranks, signals
 from .catalog import FORMATS, PICTURES, SUFFIXES, load
 from .console import Console, print_result, print_table
 from .errors import SublaplaceError
@@ -112,7 +112,7 @@ def _execute(command: str, settings: Settings) -> None:
     """The error boundary: every failure becomes one message and an exit code."""
     console = Console(settings.quiet, settings.verbose)
     try:
-        here = parallel.place()
+        here = ranks.place()
         if not here.leads:
             console = Console(quiet=True)
         code = _run(command, settings, console, here)
@@ -135,7 +135,7 @@ def _explained(error: Exception) -> SublaplaceError:
     return SublaplaceError(f"unexpected {type(error).__name__}: {error}", hint="--debug shows the traceback")
 
 
-def _run(command: str, settings: Settings, console: Console, here: parallel.Place) -> int:
+def _run(command: str, settings: Settings, console: Console, here: ranks.Place) -> int:
     settings = _with_environment(settings)
     check_usage(settings)
     _check_spec(settings)

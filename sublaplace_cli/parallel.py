@@ -1,7 +1,6 @@
 """Many processes: the only user of torch.distributed. One rank leads, the others answer its questions.
 
-Ranks come from torchrun, or from any launcher that sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT. Nothing heavy is imported up here.
+Nothing heavy is imported up here.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from . import signals
 from .errors import RunError, SublaplaceError, UserError
-from .vigil import KEPT, LEADER, Loss, Vigil
+from .ranks import LEADER, Place
+from .vigil import KEPT, Loss, Vigil
 
 if TYPE_CHECKING:
     import torch
@@ -33,45 +32,6 @@ WORKING = timedelta(days=30)  # no collective is too slow: whether a rank is sti
 LOOK = 0.2  # seconds of waiting between looks at signals and at the other ranks
 POLL = 100e-6  # seconds between looks at a collective of a device
 GOODBYE = "goodbye"
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where this process stands among all of them."""
-
-    rank: int = LEADER
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-
-    @property
-    def leads(self) -> bool:
-        return self.rank == LEADER
-
-
-def place() -> Place:
-    """As the launcher says; alone where there is none."""
-    if int_of("WORLD_SIZE", 1) < 2:
-        return Place()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost connection is told by us, and once
-    found = Place(int_of("RANK"), int_of("WORLD_SIZE"), int_of("LOCAL_RANK", 0), int_of("LOCAL_WORLD_SIZE", 1))
-    if not 0 <= found.rank < found.size:
-        raise UserError(f"RANK is {found.rank}, expected a number from 0 to WORLD_SIZE − 1 = {found.size - 1}")
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        if not os.environ.get(name):
-            raise UserError(f"WORLD_SIZE is {found.size}, but {name} is not set", hint="start the ranks with torchrun")
-    return found
-
-
-def int_of(name: str, default: int | None = None) -> int:
-    """A whole number of the environment."""
-    text = os.environ.get(name)
-    if text is None and default is not None:
-        return default
-    try:
-        return int(text or "")
-    except ValueError as error:
-        raise UserError(f"{name} is {text!r}, expected a number", hint="start the ranks with torchrun") from error
 
 
 class ProcessTeam:

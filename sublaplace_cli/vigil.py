@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from .errors import RunError, SublaplaceError
+from .ranks import LEADER
 
-LEADER = 0
 BEAT = 1.0  # seconds between two signs of life
 PATIENCE = 30.0  # seconds without one after which a rank is gone
 GRACE = 5.0  # seconds for the work of this rank to notice by itself

@@ -62,7 +62,7 @@ def test_the_report_has_pictures_and_says_how_many_runs_there_were(results):
     text = (results / "RESULTS.md").read_text()
     assert "made small 1" in text
     assert "**binary, resnet20, N = 24** (p = 269722)" in text
-    for name in ("uci.png", "uci-rescaled.png", "wheel.png"):
+    for name in ("uci.png", "uci-rescaled.png", "wheel.png", "wheel-bars.png"):
         assert f"({name})" in text
         assert (results / name).stat().st_size > 5_000
 

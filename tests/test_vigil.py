@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from sublaplace_cli import parallel, vigil
+from sublaplace_cli import parallel, ranks, vigil
 from sublaplace_cli.errors import RunError, SublaplaceError, UserError
 from sublaplace_cli.vigil import Loss, Vigil, process_is_gone
 
@@ -163,11 +163,11 @@ def test_a_process_that_ended_is_gone_even_if_nobody_looked() -> None:
 def test_what_a_launcher_must_say(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], words: str) -> None:
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    assert parallel.place() == parallel.Place()
+    assert ranks.place() == ranks.Place()
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=words):
-        parallel.place()
+        ranks.place()
 
 
 def test_arguments_of_a_question_are_plain_words() -> None:

@@ -307,6 +307,7 @@ def wheel(lines: list[Line], folder: Path) -> str:
         seconds = f"{mean_and_error(group, 'seconds')[0]:.0f}"
         rows.append([delta, variant, f"`{method}`", k, len(group), regret, spread, beside, seconds])
     regret_picture(read(folder / "wheel-traces.csv"), folder / "wheel.png")
+    bars(lines, folder / "wheel-bars.png")
     head = [
         "δ",
         "sampled variance",
@@ -326,8 +327,29 @@ def wheel(lines: list[Line], folder: Path) -> str:
             "residuals). Seconds on one busy core.",
             table(head, rows),
             "![cumulative regret](wheel.png)",
+            "![final regret of every run, and its mean](wheel-bars.png)",
         ]
     )
+
+
+def bars(lines: list[Line], path: Path) -> None:
+    """Means with ±1.96 standard errors and, because means hide runs that fail altogether, every run as a point."""
+    kinds = sorted({(q["delta"], q["variant"]) for q in lines}, reverse=True)
+    figure, axes = plt.subplots(1, len(kinds), figsize=(5.2 * len(kinds), 3.8), squeeze=False, sharey=True)
+    for axis, kind in zip(axes[0], kinds, strict=True):
+        own = [q for q in lines if (q["delta"], q["variant"]) == kind]
+        groups = sorted(grouped(own, "method", "k").items())
+        for place, ((method, _), group) in enumerate(groups):
+            mean, error = mean_and_error(group, "regret")
+            half = 0.0 if math.isnan(error) else 1.96 * error
+            axis.bar(place, mean, yerr=half, color=LOOK[method][0], alpha=0.6, capsize=3)
+            axis.plot([place] * len(group), [float(q["regret"]) for q in group], "k.", markersize=3)
+        names = [f"{method}{', ' + k if k else ''}" for (method, k), _ in groups]
+        axis.set_xticks(range(len(groups)), names, rotation=40, ha="right", fontsize=7)
+        axis.set_title(f"δ = {kind[0]}, {kind[1]}")
+        axis.grid(axis="y", alpha=0.3)
+    axes[0][0].set_ylabel("final regret")
+    save(figure, path)
 
 
 def regret_picture(lines: list[Line], path: Path) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from large import images, prepare, resnet
 
-from sublaplace_cli import parallel
+from sublaplace_cli import parallel, ranks
 from sublaplace_cli.__main__ import prefer_large_pages
 from sublaplace_cli.core.team import Team
 from sublaplace_cli.steps.following import follow
@@ -37,7 +37,7 @@ def measure(case: str) -> dict[str, float] | None:
     """On one rank: seconds of the pass and of the Gram matrix, the leader's."""
     prefer_large_pages()
     torch.set_num_threads(1)
-    here = parallel.place()
+    here = ranks.place()
     with parallel.joined(here, os.environ.get("BENCHMARK_DEVICE", "cpu")) as team:
         return _measured(case, team, here.leads)
 

@@ -130,7 +130,7 @@ class Vigil(threading.Thread):
                     if (told := self._told()) is not None:
                         return told
             except Exception:  # the store is gone too
-                break
+                deadline = min(deadline, time.monotonic() + EXPLANATION / 4)
             if self.gone() is not None:  # what it had to tell, it has told
                 deadline = min(deadline, time.monotonic() + EXPLANATION / 8)
             time.sleep(EXPLANATION / 40)
@@ -186,9 +186,16 @@ class Vigil(threading.Thread):
             with self._store() as store:
                 return store.compare_set(PRINTED, "", str(self.rank)).decode() == str(self.rank)
         except Exception:  # the store is gone
-            host = self.members[self.rank]["host"]
-            before = [m for m in self.members[: self.rank] if m["host"] == host]
-            return all(process_is_gone(m["process"], or_stopped=True) for m in before)
+            return self._is_first_left()
+
+    def _is_first_left(self) -> bool:
+        """Whether the ranks before this one on its machine are gone. A process that is being killed closes its
+        connections a moment before it counts as ended; a leader that prints stays for longer than that."""
+        host, deadline = self.members[self.rank]["host"], time.monotonic() + EXPLANATION / 2
+        before = [m["process"] for m in self.members[: self.rank] if m["host"] == host]
+        while not (left := all(process_is_gone(q, or_stopped=True) for q in before)) and time.monotonic() < deadline:
+            time.sleep(EXPLANATION / 40)
+        return left
 
     def _printed_by_another(self) -> bool:
         """Whether the leader has printed, after as long as it may need to notice."""

@@ -195,6 +195,7 @@ class ProcessTeam:
 
 
 _team: list[ProcessTeam] = []  # of this process, while it is in one
+_among_several: list[Place] = []  # where this process stands, once it looks for the others
 
 
 @contextmanager
@@ -206,6 +207,7 @@ def joined(here: Place, device: str) -> Iterator[Team]:
     if here.size == 1:
         yield ALONE
         return
+    _among_several.append(here)
     team = ProcessTeam(here, devices.of_rank(device, here.local_rank))
     _team.append(team)
     yield team
@@ -245,8 +247,8 @@ def end_of(code: int) -> tuple[str, int]:
 
 
 def end_at_once(code: int) -> None:
-    """After a failure among several ranks: threads of the others' connections could only delay it."""
-    if _team:
+    """After a failure among several ranks: threads that wait for the others could only delay it."""
+    if _among_several:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import METRICS, PAPER_K, Place, claimed, evaluate, metric_lines, save_weights, write_spec
+from common import METRICS, PAPER_K, Place, evaluate, metric_lines, pending, save_weights, write_spec
 
 from sublaplace_cli.models.cifar_resnet import cifar_resnet
 
@@ -57,14 +57,9 @@ def runs(place: Place) -> Iterator[Run]:
 def run(place: Place) -> None:
     """What is not there yet."""
     table = place.table(NAME, COLUMNS, ("dataset", "model", "n_train"))
-    for one in runs(place):
-        if one.key in table.done():
-            continue
-        with claimed(place, f"{NAME}/" + "-".join(one.key)) as folder:
-            if folder is None or one.key in table.done():
-                continue
-            table.add(list(evaluated(place, one, folder)))
-            shutil.rmtree(folder / "run", ignore_errors=True)
+    for one, folder in pending(place, NAME, table, runs(place)):
+        table.add(list(evaluated(place, one, folder)))
+        shutil.rmtree(folder / "run", ignore_errors=True)
         sys.stderr.write(f"cifar: {' '.join(one.key)}\n")
 
 

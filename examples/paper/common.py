@@ -6,11 +6,11 @@ import csv
 import fcntl
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 import yaml
@@ -21,6 +21,15 @@ from sublaplace_cli.formats import json_text
 from sublaplace_cli.steps.commands import run_command
 from sublaplace_cli.steps.settings import Settings, Silent
 
+
+class Keyed(Protocol):
+    """A run of a study, known by the cells of its key columns."""
+
+    @property
+    def key(self) -> tuple[str, ...]: ...
+
+
+AnyRun = TypeVar("AnyRun", bound=Keyed)
 HERE = Path(__file__).resolve().parent
 PAPER_K = (50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 METRICS = (
@@ -87,6 +96,16 @@ def claimed(place: Place, name: str) -> Iterator[Path | None]:
             yield None
             return
         yield folder
+
+
+def pending(place: Place, study: str, table: Results, runs: Iterable[AnyRun]) -> Iterator[tuple[AnyRun, Path]]:
+    """The runs that are not in the table and that nobody else is at, each with a folder of its own."""
+    for one in runs:
+        if one.key in table.done():
+            continue
+        with claimed(place, f"{study}/" + "-".join(one.key)) as folder:
+            if folder is not None and one.key not in table.done():
+                yield one, folder
 
 
 def save_weights(model: nn.Module, path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import METRICS, PAPER_K, Place, claimed, evaluate, metric_lines, save_weights, train_full_batch, write_spec
+from common import METRICS, PAPER_K, Place, evaluate, metric_lines, pending, save_weights, train_full_batch, write_spec
 
 from sublaplace_cli.models.mlp import mlp
 
@@ -48,6 +48,10 @@ class Run:
     seed: int
 
     @property
+    def key(self) -> tuple[str, ...]:
+        return self.dataset, self.model, str(self.seed)
+
+    @property
     def split(self) -> int:
         return self.seed % 20
 
@@ -74,14 +78,9 @@ def made_data(path: Path) -> None:
 def run(place: Place) -> None:
     """What is not there yet."""
     table = place.table(NAME, COLUMNS, ("dataset", "model", "seed"))
-    for one in runs(place):
-        if (one.dataset, one.model, str(one.seed)) in table.done():
-            continue
-        with claimed(place, f"{NAME}/{one.dataset}-{one.model}-{one.seed}") as folder:
-            if folder is None or (one.dataset, one.model, str(one.seed)) in table.done():
-                continue
-            table.add(replication(place, one, folder))
-            shutil.rmtree(folder / "run", ignore_errors=True)
+    for one, folder in pending(place, NAME, table, runs(place)):
+        table.add(replication(place, one, folder))
+        shutil.rmtree(folder / "run", ignore_errors=True)
         sys.stderr.write(f"uci: {one.dataset}, {one.model} network, replication {one.seed}\n")
 
 

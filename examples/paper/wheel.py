@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from common import Place, claimed
+from common import Place, pending
 from learner import Learner
 from torch import Tensor, nn
 
@@ -85,19 +85,14 @@ def run(place: Place) -> None:
     torch.set_num_threads(1)
     table = place.table(NAME, COLUMNS, KEY)
     traces = place.table(f"{NAME}-traces", TRACE_COLUMNS, KEY)
-    for one in runs(place):
-        if one.key in table.done():
-            continue
-        with claimed(place, f"{NAME}/" + "-".join(one.key)) as folder:
-            if folder is None or one.key in table.done():
-                continue
-            start = time.perf_counter()
-            regret = Agent(one).play()
-            seconds = time.perf_counter() - start
-            common = {"method": one.method, "k": one.k, "delta": one.delta, "seed": one.seed, "variant": one.variant}
-            marks = range(one.rounds // TRACE or 1, one.rounds + 1, one.rounds // TRACE or 1)
-            traces.add([{**common, "round": n, "regret": float(regret[n - 1])} for n in marks])
-            table.add([{**common, "regret": float(regret[-1]), "seconds": round(seconds, 1)}])
+    for one, _ in pending(place, NAME, table, runs(place)):
+        start = time.perf_counter()
+        regret = Agent(one).play()
+        seconds = time.perf_counter() - start
+        common = {"method": one.method, "k": one.k, "delta": one.delta, "seed": one.seed, "variant": one.variant}
+        marks = range(one.rounds // TRACE or 1, one.rounds + 1, one.rounds // TRACE or 1)
+        traces.add([{**common, "round": n, "regret": float(regret[n - 1])} for n in marks])
+        table.add([{**common, "regret": float(regret[-1]), "seconds": round(seconds, 1)}])
         sys.stderr.write(f"wheel: {' '.join(one.key)}: regret {float(regret[-1]):.0f}, {seconds:.0f} s\n")
 
 

@@ -22,6 +22,12 @@ from sublaplace_cli.core.selectors.schur import DualSchur, PrimalSchur
 from sublaplace_cli.errors import NumericsError, UserError
 
 
+@pytest.fixture(autouse=True, params=[(0, 0), module.SMALL_POOL], ids=["search", "small-pools-whole"])
+def small_pool(request, monkeypatch):
+    """Pools that would be factored as a whole are searched as well: the order is the same."""
+    monkeypatch.setattr(module, "SMALL_POOL", request.param)
+
+
 def literal(problem: Problem, k: int, pool: int | None = None) -> list[int]:
     candidates = None
     if pool is not None:
@@ -83,6 +89,17 @@ def test_lapack_and_the_literal_loop_agree_with_the_panels(N):
     chosen = greedy(problem.selection(), 300).indices.tolist()
     assert chosen == literal(problem, 300)
     assert chosen == lapack_order(problem, 300)
+
+
+def test_a_small_pool_is_factored_without_a_search(small_pool, monkeypatch):
+    problem = synthetic(random_matrix(200, 90), prior_of("unequal", 90), sigma2=0.1)
+    searches = []
+    monkeypatch.setattr(module, "_Search", lambda *given, search=module._Search: searches.append(1) or search(*given))
+    greedy(problem.selection(), 60)
+    assert bool(searches) == (module.SMALL_POOL == (0, 0))
+    little = replace(problem, precision=replace(problem.precision, memory=3 * 8 * 90**2 - 1))  # too little
+    assert greedy(little.selection(), 60).indices.tolist() == literal(problem, 60)
+    assert searches
 
 
 @pytest.mark.parametrize("panel", [1, 2, 7])

@@ -5,6 +5,9 @@ the columns with the largest bounds are fetched and brought up to date; among th
 pivots are taken for as long as the best beats every bound outside. The order is that of the literal
 algorithm over all candidates.
 
+A pool that is not much larger than k, as `2k` and `paper` are, has no bounds that would save anything: its sub-matrix
+of Ω is formed and factored as a whole.
+
 A bound is brought up to date by what the pivots since its last value have taken from it, with a margin for
 rounding; only where that margin hides the order, and inside a panel, are values computed from scratch.
 """
@@ -16,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...errors import NumericsError, UserError
-from ..linalg import check_condition, column_squares
+from ..linalg import check_condition, column_squares, mirrored
 from ..precision import Precision
 from . import Selection, SelectionProblem, largest, rounded
 from .column_cache import ColumnCache
@@ -26,7 +29,9 @@ from .schur import Complement, DualSchur, PrimalSchur, Schur
 PANEL = 512  # candidates among which pivots are taken in one go
 SOUND = 1 - 1e-6  # d/v is at least 1; rounding may take a little of that, not more
 SWEEP = 3072  # candidates whose bounds are brought up to date in one go
+NOTHING = (-1.0, 0)  # the best bound outside a panel where there is none
 FIRST_LOOK = 64  # pivots that a candidate's bound is lowered by when it is looked at for the first time
+SMALL_POOL = 2048, 4  # candidates that are factored as a whole: at most so many, and so many times k
 LOOSE = 1e-3  # a bound whose margin for rounding is a larger share of it than this is computed from scratch
 
 
@@ -39,8 +44,11 @@ def greedy(problem: SelectionProblem, k: int) -> Selection:
     bounds = (problem.data_diagonal + problem.prior)[candidates] / scale[candidates]
     trace = float((problem.data_diagonal / scale).sum())
     check_condition(trace / problem.precision.n_rows)  # a bound from below
-    search = _Search(problem.precision, candidates.sort().values, bounds[candidates.argsort()], k, trace)
-    indices, pivots = search.run()
+    candidates, order = candidates.sort()
+    if _is_small(size, k, problem.precision):
+        indices, pivots = _whole_pool(problem.precision, candidates, k)
+    else:
+        indices, pivots = _Search(problem.precision, candidates, bounds[order], k, trace).run()
     return Selection(indices, pivots * scale[indices])
 
 
@@ -61,6 +69,23 @@ def pool_size(pool: str, k: int, p: int) -> int:
 def first_width(k: int) -> int:
     """Columns that are fetched at the start, if there is room for them."""
     return max(2 * SWEEP, 4 * k)
+
+
+def _is_small(size: int, k: int, precision: Precision) -> bool:
+    """Whether the sub-matrix of all candidates is the shortest way; with fewer rows than those, others are smaller."""
+    most, times = SMALL_POOL
+    return size <= min(most, times * k, precision.n_rows) and 3 * 8 * size**2 <= precision.memory
+
+
+def _whole_pool(precision: Precision, candidates: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Pivoted Cholesky of the candidates' sub-matrix: (indices, pivots)."""
+    T = mirrored(precision.submatrix(candidates))
+    T.diagonal().add_(1.0)
+    taken, pivots, remaining = _pivot_inside(T, torch.arange(len(candidates)), NOTHING, k, sure=True)
+    left = torch.ones(len(candidates), dtype=torch.bool, device=T.device)
+    left[taken] = False
+    require_sound(remaining[left])
+    return candidates[taken], remaining.new_tensor(pivots)
 
 
 class _Search:
@@ -102,7 +127,7 @@ class _Search:
         T = complement.T  # (b, b)
         # Values that are up to date already decide at once: rounding must not send them round in circles.
         fresh = bool((T.diagonal() >= self.bounds[panel] * (1 - 1e-11)).all())
-        outside = (float(rounded(self.bounds[rest])[0]), int(rest[0])) if len(rest) else (-1.0, 0)
+        outside = (float(rounded(self.bounds[rest])[0]), int(rest[0])) if len(rest) else NOTHING
         taken, pivots, remaining = _pivot_inside(T, panel, outside, self.k - len(self.chosen), sure=fresh)
         self.careful = len(taken) < PANEL // 8
         if taken:

@@ -47,8 +47,14 @@ def test_every_study_leaves_a_table(results):
     assert {"gradient", "greedy", "subnet-diagonal", "last-k", "neural-linear", "kfac", "full"} <= {
         line["method"] for line in uci
     }
-    cifar = lines_of(results / "cifar.csv")
-    assert {line["model"] for line in cifar} == {"resnet20"}
+    year, cifar = (lines_of(results / f"{name}.csv") for name in ("year", "cifar"))
+    assert {(line["dataset"], line["seed"]) for line in year} == {("made", "0"), ("made", "1")}
+    assert {"ensemble", "kfac", "greedy", "full"} <= {line["method"] for line in year}
+    assert {(line["dataset"], line["model"]) for line in cifar} == {
+        ("binary", "resnet20"),
+        ("single-logit", "resnet20"),
+        ("ten-class", "resnet20"),
+    }
     assert all(float(line["w2_relative"]) >= 0 for line in cifar)
     assert list(wheel[0])[:5] == ["method", "k", "delta", "seed", "regret"]
     assert {(line["method"], line["k"]) for line in wheel} == {("map", ""), ("gradient", "100"), ("greedy", "20")}
@@ -58,11 +64,21 @@ def test_every_study_leaves_a_table(results):
     assert {line["holds"] for line in claims} == {"1"}
 
 
+def test_coverage_of_the_classes_is_that_of_the_tool_taken_apart(results):
+    ten = [line for line in lines_of(results / "cifar.csv") if line["dataset"] == "ten-class"]
+    assert len(ten) > 8
+    for line in ten:
+        classes = [float(line[f"coverage95_class{c}"]) for c in range(10)]
+        assert sum(classes) / 10 == pytest.approx(float(line["coverage95"]), abs=1e-7)
+    assert len({line["coverage95"] for line in ten}) > 1
+
+
 def test_the_report_has_pictures_and_says_how_many_runs_there_were(results):
     text = (results / "RESULTS.md").read_text()
     assert "made small 1" in text
-    assert "**binary, resnet20, N = 24** (p = 269722)" in text
-    for name in ("uci.png", "uci-rescaled.png", "wheel.png", "wheel-bars.png"):
+    assert "**binary, resnet20, N = 24** (p = 269722;" in text
+    assert "There are not enough runs yet to say." in text
+    for name in ("uci.png", "uci-rescaled.png", "year-made.png", "cifar.png", "wheel.png", "wheel-bars.png"):
         assert f"({name})" in text
         assert (results / name).stat().st_size > 5_000
 
@@ -98,6 +114,45 @@ def test_the_learner_is_adam_with_clipped_gradients(monkeypatch):
             adam.step()
     for found, expected in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_grown_network_is_the_same_function_and_one_logit_tells_the_groups_apart(monkeypatch):
+    monkeypatch.syspath_prepend(str(PAPER))
+    from cifar_training import augmented, grown, one_logit
+
+    from sublaplace_cli.models.cifar_resnet import cifar_resnet
+
+    torch.manual_seed(0)
+    small, x = cifar_resnet(depth=20, out=10, shortcut="A").eval(), torch.randn(5, 3, 32, 32)
+    for norm in (m for m in small.modules() if isinstance(m, nn.BatchNorm2d)):
+        nn.init.uniform_(norm.weight, 0.5, 1.5)
+        nn.init.normal_(norm.bias)
+    deep = grown(small, 56).eval()
+    logits = small(x)
+    assert torch.equal(deep(x), logits)
+    expected = logits[:, 5:].mean(1, keepdim=True) - logits[:, :5].mean(1, keepdim=True)
+    torch.testing.assert_close(one_logit(deep)(x), expected, rtol=1e-4, atol=1e-5)
+
+    image = torch.arange(1024, dtype=torch.int32).view(1, 1, 32, 32).expand(400, 3, 32, 32)
+    moved = augmented(image)
+    inner = moved[:, 0, 8:24, 8:24]  # away from the edge: each pixel comes from a place up to four away
+    down, right = (inner // 32)[:, 0, 0] - 8, inner % 32
+    assert set(down.long().tolist()) == set(range(-4, 5))
+    assert {round(float(q)) for q in (right[:, 0, 1] - right[:, 0, 0])} == {-1, 1}  # flipped or not
+
+
+def test_the_claim_about_the_wheel_is_counted(monkeypatch):
+    monkeypatch.syspath_prepend(str(PAPER))
+    from report_wheel import claim
+
+    def of(method, k, *regrets):
+        common = {"method": method, "k": k, "delta": "0.95", "variant": "total"}
+        return [common | {"seed": str(seed), "regret": str(regret)} for seed, regret in enumerate(regrets)]
+
+    ours = of("gradient", "500", 900, 1100) + of("greedy", "500", 1900, 2100)
+    rest = of("map", "", 9000, 9100) + of("last-k", "500", 1500, 1600) + of("neural-linear", "", 400, 500)
+    rest += of("last-k", "100", 10_000)  # one seed: no standard error, not counted
+    assert claim(ours + rest).splitlines()[-1] == "| 0.95 | total | 2 of 3 | 1 of 3 | 1 of 3 | `neural-linear` |"
 
 
 def test_the_wheel_rewards_the_arm_of_the_quadrant_beyond_delta(monkeypatch):

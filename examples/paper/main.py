@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common import HERE, Place
 
-STUDIES = ("theory", "uci", "wheel", "cifar")
+STUDIES = ("theory", "uci", "year", "cifar", "wheel")
 FIGURES = "figures"  # pictures and RESULTS.md from the tables that are there
 
 

@@ -6,7 +6,7 @@ import csv
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,42 +110,3 @@ def band(means: Sequence[float], errors: Sequence[float], width: float) -> tuple
     """Means less and plus so many errors; where there is one run, the mean itself."""
     known = [0.0 if math.isnan(error) else width * error for error in errors]
     return [m - e for m, e in zip(means, known, strict=True)], [m + e for m, e in zip(means, known, strict=True)]
-
-
-Way = tuple[str, str]  # a method, and how its variances are rescaled
-PLAIN = "none"
-
-
-def counted(lines: Sequence[Line], pairs: Sequence[tuple[Way, Way]], *cell: str) -> str:
-    """How often the mean W2 of one way is below that of another, over all cells (of columns `cell`) and k."""
-    means: Mapping[tuple[str, ...], float] = {
-        key: mean_and_error(group, "w2")[0] for key, group in grouped(lines, *cell, "method", "rescale", "k").items()
-    }
-    cells = sorted({(key[: len(cell)], key[-1]) for key in means if key[-3] == "gradient"})
-
-    def of(where: tuple[str, ...], k: str, way: Way) -> float:
-        own = [value for key, value in means.items() if key[:-1] == (*where, *way)]
-        return means.get((*where, *way, k), own[0] if len(own) == 1 else math.nan)
-
-    def name(way: Way) -> str:
-        return f"`{way[0]}`" + ("" if way[1] == PLAIN else f" with {way[1]}")
-
-    rows = []
-    for better, worse in pairs:
-        found = [(of(where, k, better), of(where, k, worse)) for where, k in cells]
-        known = [(a, b) for a, b in found if not math.isnan(a + b)]
-        if known:
-            rows.append([f"{name(better)} below {name(worse)}", f"{sum(a < b for a, b in known)} of {len(known)}"])
-    return table(["mean W2", "in"], rows)
-
-
-CLAIMS = [  # of the paper; for `kfac`: at moderate k
-    (("gradient", PLAIN), (rival, PLAIN)) for rival in ("subnet-diagonal", "last-k", "random", "neural-linear", "kfac")
-] + [(("greedy", PLAIN), ("gradient", PLAIN))]
-WITHOUT_A_CHOICE = [
-    (("gradient", PLAIN), ("norm", PLAIN)),
-    (("gradient", "scale"), ("gradient", PLAIN)),
-    (("gradient", "scale"), ("norm", PLAIN)),
-    (("gradient", "scale"), ("random", "scale")),
-    (("random", "scale"), ("gradient", PLAIN)),
-]

@@ -6,29 +6,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common import Place
-from drawing import (
-    CLAIMS,
-    LOOK,
-    OF_K,
-    PLAIN,
-    WITHOUT_A_CHOICE,
-    Line,
-    counted,
-    curves,
-    grouped,
-    mean_and_error,
-    read,
-    shown,
-    table,
-)
-from report_wheel import wheel
+from comparing import PLAIN, Claim, Count, claims, compared, summary
+from drawing import LOOK, OF_K, Line, curves, grouped, mean_and_error, read, shown, table
+from report_wheel import wheel, wheel_claims
 
 
 def run(place: Place) -> None:
     """Everything that there is data for."""
-    sections = [("theory", theory), ("uci", uci), ("year", year), ("cifar", cifar), ("wheel", wheel)]
-    texts = [make(lines, place.results) for name, make in sections if (lines := read(place.results / f"{name}.csv"))]
-    (place.results / "RESULTS.md").write_text("\n\n".join([HEAD, *texts]) + "\n")
+    sections = {"theory": theory, "uci": uci, "year": year, "cifar": cifar, "wheel": wheel}
+    lines = {name: found for name in sections if (found := read(place.results / f"{name}.csv"))}
+    texts = [sections[name](found, place.results) for name, found in lines.items()]
+    (place.results / "RESULTS.md").write_text("\n\n".join([HEAD, summary(all_claims(lines)), *texts]) + "\n")
+
+
+def all_claims(lines: dict[str, list[Line]]) -> list[Claim]:
+    year_lines = [line for line in lines.get("year", []) if line["w2"] != ""]
+    binary, ten = ([q for q in lines.get("cifar", []) if (q["dataset"] == "ten-class") is ten] for ten in (False, True))
+    return [
+        *theory_claims(lines.get("theory", [])),
+        *claims("Setup A, YEAR", year_lines, "dataset"),
+        *claims("Setup B, CIFAR-10 in two groups", binary, "dataset", "model", "n_train"),
+        *claims("Setup C, CIFAR-10", ten, "dataset", "model", "n_train"),
+        *claims("Setup D, UCI", lines.get("uci", []), "dataset", "model"),
+        *wheel_claims(lines.get("wheel", [])),
+    ]
 
 
 RESCALED = ("gradient", "greedy", "random")  # the methods that were run with --rescale as well
@@ -39,46 +40,45 @@ Made by `bash examples/paper/run figures` from the tables in this folder; each t
 number of replications stands with every figure. Deviations from the paper are said where the number is."""
 
 
-def compared(lines: list[Line], *cell: str) -> str:
-    return (
-        "Over all cells and k, how often one is closer to the full posterior than another; the first lines are claims "
-        "of the paper (for `kfac`: at moderate k), those with `norm`, `scale` or `random` ask what a choice of "
-        "parameters buys: `norm` makes none, and a rescaled choice at random is the rival of a good one.\n\n"
-        + counted(lines, CLAIMS + WITHOUT_A_CHOICE, *cell)
-    )
-
-
 # --- theory -------------------------------------------------------------------------------------------------
 
 
-def theory(lines: list[Line], folder: Path) -> str:
-    held = {
+def held(lines: list[Line]) -> dict[tuple[str, str], Count]:
+    found = {
         key: [int(q["holds"]) for q in group if q["holds"]]
         for key, group in grouped(lines, "dataset", "method").items()
     }
+    return {(dataset, method): Count(sum(values), len(values)) for (dataset, method), values in found.items()}
 
-    def share(dataset: str, method: str) -> str:
-        found = held.get((dataset, method), [])
-        return f"{sum(found)} of {len(found)}"
 
-    paths = [key[1] for key in held if key[0] == "monotone"]
-    steps = [step for q in paths for step in held["monotone", q]]
-    over_paths = f"quickstart's network, {len(paths)} methods, {len(steps) // max(1, len(paths))} k each"
+def theory_claims(lines: list[Line]) -> list[Claim]:
+    found = held(lines)
+    paths = [count for (dataset, _), count in found.items() if dataset == "monotone"]
+    steps = Count(sum(q.holds for q in paths), sum(q.of for q in paths))
     invariant = "Λ = D + aI + b·11ᵀ, p = 10, all subsets of size k"
-    disjoint = "3: `gradient` not worse than `subnet-diagonal`, nor than any disjoint subset"
-    rows = [
-        ["1: IPV grows along a path", over_paths, f"{sum(steps)} of {len(steps)} steps"],
-        ["2: `gradient` has the least Dis", invariant, share("optimal", "gradient")],
-        ["2: `subnet-diagonal` has the largest", "the same", share("optimal", "subnet-diagonal")],
-        [disjoint, "ε = 0.2, p = 10", share("dominant", "gradient")],
+    disjoint = "Theorem 3: `gradient` not worse than `subnet-diagonal`, nor than any disjoint subset"
+    over_paths = f"quickstart's network, steps of {len(paths)} methods over k"
+    nothing = Count(0, 0)
+    return [
+        ("Theorem 1: IPV grows along a path", over_paths, steps),
+        ("Theorem 2: `gradient` has the least Dis", invariant, found.get(("optimal", "gradient"), nothing)),
+        (
+            "Theorem 2: `subnet-diagonal` has the largest",
+            "the same",
+            found.get(("optimal", "subnet-diagonal"), nothing),
+        ),
+        (disjoint, "ε = 0.2, p = 10", found.get(("dominant", "gradient"), nothing)),
     ]
-    best = [[f"`{method}`", share("best", method)] for (dataset, method) in held if dataset == "best"]
+
+
+def theory(lines: list[Line], folder: Path) -> str:
+    best = [[f"`{method}`", count] for (dataset, method), count in held(lines).items() if dataset == "best"]
     return "\n\n".join(
         [
             "## Theory",
             "Exhaustive search over all subsets of a size, with Λ itself as the second moment of the rows (no sampling "
             "error); k runs from 1 to 9 (Theorem 3: to 5).",
-            table(["theorem", "problem", "holds"], rows),
+            table(["theorem", "problem", "holds"], theory_claims(lines)),
             "Without that structure (four common directions and noise, p = 10) the best subset is the one chosen by",
             table(["method", "has the least Dis"], best),
         ]
@@ -180,8 +180,7 @@ def year(lines: list[Line], folder: Path) -> str:
         picture = folder / f"year-{dataset}.png"
         titles = [("distance to the full posterior", own, "w2"), ("coverage", own, "coverage95")]
         curves([titles], picture, list(LOOK), {"w2"})
-        plain = [q | {"rescale": PLAIN} for q in own]
-        texts += [over_k(plain), compared(plain, "dataset"), f"![{dataset}]({picture.name})"]
+        texts += [over_k(own), compared(own, "dataset"), f"![{dataset}]({picture.name})"]
     return "\n\n".join(texts)
 
 
@@ -208,7 +207,7 @@ def over_k(own: list[Line]) -> str:
     """Relative W2 and coverage of every method over k; means over seeds."""
     ks = sorted({int(q["k"]) for q in own if q["method"] == "gradient"})
     rows = []
-    for (method, rescale), group in grouped(own, "method", "rescale").items():
+    for (method, rescale), group in grouped([{"rescale": PLAIN} | q for q in own], "method", "rescale").items():
         if method == "full":
             continue
         cells = {

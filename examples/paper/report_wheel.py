@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from comparing import Claim, Count
 from drawing import LOOK, Line, band, grouped, mean_and_error, plt, read, save, shown, table
 
 ROUNDS, GAIN = 16_000, 49.0
@@ -85,8 +87,18 @@ def quadrant(delta: str) -> float:
     return ROUNDS * (1 - float(delta) ** 2) * GAIN / 4
 
 
-def claim(lines: list[Line]) -> str:
-    rows = []
+class Standing(NamedTuple):
+    """The rest beside the two of the claim, under one δ and reading."""
+
+    delta: str
+    variant: str
+    above_better: Count  # by more than two standard errors of the difference
+    above_worse: Count
+    twice: Count  # at least twice the mean of the worse
+    below: list[str]  # in the mean
+
+
+def standings(lines: list[Line]) -> Iterator[Standing]:
     for (delta, variant), own in sorted(grouped(lines, "delta", "variant").items(), reverse=True):
         # `map` belongs to both readings: it samples nothing.
         both = own + [q for q in lines if q["method"] == "map" and q["delta"] == delta and q not in own]
@@ -96,15 +108,22 @@ def claim(lines: list[Line]) -> str:
             continue
         better, worse = sorted((found[way] for way in OURS), key=lambda value: value[0])
         rest = {way: value for way, value in found.items() if way not in OURS}
-        beyond = [
-            sum(mean - best[0] > 2 * math.hypot(error, best[1]) for mean, error in rest.values())
+        above = [
+            Count(sum(mean - best[0] > 2 * math.hypot(error, best[1]) for mean, error in rest.values()), len(rest))
             for best in (better, worse)
         ]
-        below = [f"`{m}`{' ' + k if k else ''}" for (m, k), value in rest.items() if value[0] < better[0]]
-        twice = sum(mean >= 2 * worse[0] for mean, _ in rest.values())
-        rows.append(
-            [delta, variant, *(f"{n} of {len(rest)}" for n in (*beyond, twice)), ", ".join(sorted(below)) or "none"]
-        )
+        twice = Count(sum(mean >= 2 * worse[0] for mean, _ in rest.values()), len(rest))
+        below = [f"`{m}`{' ' + k if k else ''}" for (m, k), value in sorted(rest.items()) if value[0] < better[0]]
+        yield Standing(delta, variant, *above, twice, below)
+
+
+def wheel_claims(lines: list[Line]) -> list[Claim]:
+    claim = "`gradient` and `greedy` (k = 500) far below the others: at most half of their regret"
+    return [(claim, f"wheel, δ = {q.delta}, {q.variant}", q.twice) for q in standings(lines)]
+
+
+def claim(lines: list[Line]) -> str:
+    rows = [[*standing[:-1], ", ".join(standing.below) or "none"] for standing in standings(lines)]
     if not rows:
         return "There are not enough runs yet to say."
     head = ["δ", "sampled variance", "above the better", "above the worse", "at least twice", "below both in the mean"]

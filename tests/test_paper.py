@@ -90,7 +90,55 @@ def test_what_is_done_is_not_done_again(results):
     assert {path.name: path.read_bytes() for path in results.glob("*.csv")} == before
 
 
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(PAPER))
+    from common import Results
+
+    return Results(tmp_path / "some.csv", ("method", "seed", "w2"), ("method", "seed"))
+
+
+def test_a_table_takes_a_run_once_and_keeps_what_is_there(table):
+    for w2 in (0.5, 0.7):  # a second process that did the same run
+        table.add([{"method": "greedy", "seed": 0, "w2": w2}, {"method": "greedy", "seed": 0, "w2": 0.1}])
+    table.add([{"method": "greedy", "seed": 1, "w2": None}])
+    assert table.path.read_text() == "method,seed,w2\ngreedy,0,0.5\ngreedy,0,0.1\ngreedy,1,\n"
+    assert table.done() == {("greedy", "0"), ("greedy", "1")}
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_a_run_that_was_written_in_part_is_done_again(table, cut):
+    """Two lines of seed 1, cut in the midst of the second: both go, seed 0 stays."""
+    table.add([{"method": "greedy", "seed": 0, "w2": 0.5}])
+    before = table.path.read_text()
+    lines = [{"method": "greedy", "seed": 1, "w2": 0.25}, {"method": "greedy", "seed": 1, "w2": 0.75}]
+    table.add(lines)
+    whole = table.path.read_text()
+    table.path.write_text(whole[:-cut])
+    assert table.done() == {("greedy", "0")}
+    table.add(lines)
+    assert table.path.read_text() == whole
+    assert whole.startswith(before)
+
+
+def test_a_table_with_other_columns_is_not_written_to(table):
+    table.path.write_text("method,seed\ngreedy,0\n")
+    for act in (table.done, lambda: table.add([{"method": "greedy", "seed": 1, "w2": 0.5}])):
+        with pytest.raises(SystemExit, match="its columns are not those of this study"):
+            act()
+    assert table.path.read_text() == "method,seed\ngreedy,0\n"
+
+
+def test_two_at_once_do_every_run_once(tmp_path):
+    words = [sys.executable, "-W", "ignore", str(PAPER / "main.py"), "theory", "--quick", "--results", str(tmp_path)]
+    both = [subprocess.Popen(words, env=ENVIRONMENT, stderr=subprocess.DEVNULL) for _ in range(2)]
+    assert [one.wait(120) for one in both] == [0, 0]
+    lines = [(q["dataset"], q["seed"], q["method"], q["k"]) for q in lines_of(tmp_path / "theory.csv")]
+    assert len(lines) == len(set(lines)) > 40
+
+
 def test_wrong_words_are_refused(tmp_path):
+    assert "have the same names" in study("uci", "--quick", "--results", PAPER / "results", code=2).stderr
     assert "unknown study 'ucy'" in study("ucy", "--quick", code=2).stderr
     assert "the full studies need the data sets" in study("uci", code=2).stderr
     assert "there is no such folder" in study("uci", "--data-dir", tmp_path / "nowhere", code=2).stderr

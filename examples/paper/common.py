@@ -63,20 +63,46 @@ class Results:
         if not self.path.exists():
             return set()
         with open(self.path, newline="") as file:
-            return {tuple(line[name] for name in self.key) for line in csv.DictReader(file)}
+            fcntl.flock(file, fcntl.LOCK_SH)
+            return self._keys(self._whole_runs(file.read()))
 
     def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """All lines of a run in one write, so that no run is ever there in part."""
+        """All lines of a run in one write, so that none is there in part; nothing if the run is there already."""
         out = io.StringIO()
         writer = csv.DictWriter(out, self.columns, lineterminator="\n", extrasaction="raise")
-        with open(self.path, "a", newline="") as file:
+        writer.writerows([{name: _cell(value) for name, value in line.items()} for line in lines])
+        with open(self.path, "a+", newline="") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if file.tell() == 0:
-                writer.writeheader()
-            writer.writerows([{name: _cell(value) for name, value in line.items()} for line in lines])
+            file.seek(0)
+            before = file.read()
+            whole = self._whole_runs(before) or self._header()
+            if self._keys(self._header() + out.getvalue()) <= self._keys(whole):
+                return
+            if not before:
+                file.write(whole)
+            elif whole != before:  # the last write was cut off
+                file.truncate(len(whole.encode()))
             file.write(out.getvalue())
             file.flush()
             os.fsync(file.fileno())
+
+    def _header(self) -> str:
+        return ",".join(self.columns) + "\n"
+
+    def _keys(self, text: str) -> set[tuple[str, ...]]:
+        return {tuple(line[name] for name in self.key) for line in csv.DictReader(io.StringIO(text, newline=""))}
+
+    def _whole_runs(self, text: str) -> str:
+        """The text without a run that a full disk or a power cut left in part, which ends in the midst of a line."""
+        if text and not text.startswith(self._header()):
+            raise SystemExit(f"{self.path}: its columns are not those of this study; move it away to begin anew")
+        if not text or text.endswith("\n"):
+            return text
+        lines = text.splitlines(keepends=True)[:-1]
+        last = self._keys(self._header() + lines[-1]) if len(lines) > 1 else set()
+        while len(lines) > 1 and self._keys(self._header() + lines[-1]) == last:
+            lines.pop()
+        return "".join(lines)
 
 
 def _cell(value: Any) -> Any:
@@ -85,13 +111,13 @@ def _cell(value: Any) -> Any:
 
 
 @contextmanager
-def claimed(place: Place, name: str) -> Iterator[Path | None]:
-    """A folder for one run, unless another process is at it."""
+def claimed(place: Place, name: str, wait: bool = False) -> Iterator[Path | None]:
+    """A folder for one run, or None if another process is at it (unless that is waited for)."""
     folder = place.work / name
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError:
             yield None
             return
@@ -100,8 +126,9 @@ def claimed(place: Place, name: str) -> Iterator[Path | None]:
 
 def pending(place: Place, study: str, table: Results, runs: Iterable[AnyRun]) -> Iterator[tuple[AnyRun, Path]]:
     """The runs that are not in the table and that nobody else is at, each with a folder of its own."""
+    known = table.done()
     for one in runs:
-        if one.key in table.done():
+        if one.key in known:
             continue
         with claimed(place, f"{study}/" + "-".join(one.key)) as folder:
             if folder is not None and one.key not in table.done():

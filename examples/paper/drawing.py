@@ -72,37 +72,46 @@ def save(figure: Any, path: Path) -> None:
     plt.close(figure)
 
 
-def curves(
-    rows: Sequence[Sequence[tuple[str, Sequence[Line], str]]], path: Path, methods: Sequence[str], logarithmic: set[str]
-) -> None:
-    """A panel for each (title, lines, metric): a curve over k for each method, a horizontal line where it has no k."""
+Way = tuple[str, str]  # a method, and how its variances are rescaled
+PLAIN = "none"
+STYLE = {PLAIN: "-", "scale": "--", "hybrid": ":"}
+
+
+def way_name(way: Way) -> str:
+    return way[0] + ("" if way[1] == PLAIN else f", {way[1]}")
+
+
+def curves(rows: Sequence[Sequence[tuple[str, Sequence[Line], str]]], path: Path, ways: Sequence[Way]) -> None:
+    """A panel for each (title, lines, metric): a curve over k for each way, a horizontal line where it has no k."""
     width = len(rows[0])
-    figure, axes = plt.subplots(
-        len(rows), width, figsize=(5.2 * width, 3.3 * len(rows)), squeeze=False, layout="constrained"
-    )
+    size = (5.2 * width, 3.3 * len(rows))
+    figure, axes = plt.subplots(len(rows), width, figsize=size, squeeze=False, layout="constrained")
     for row, line_of_axes in zip(rows, axes, strict=True):
         for (title, lines, metric), axis in zip(row, line_of_axes, strict=True):
-            for method in methods:
-                draw(axis, [q for q in lines if q["method"] == method and q[metric] != ""], method, metric)
-            axis.set(xscale="log", yscale="log" if metric in logarithmic else "linear", title=title)
+            groups = grouped([{"rescale": PLAIN} | q for q in lines if q[metric] != ""], "method", "rescale")
+            for way in ways:
+                if (way[0], metric) != ("full", "w2"):  # which is 0 but for rounding
+                    draw(axis, groups.get(way, []), way, metric)
+            axis.set(xscale="log", yscale="log" if metric == "w2" else "linear", title=title)
             axis.set_ylabel({"w2": "mean |σ_full − σ|", "coverage95": "coverage of the oracle (95 %)"}[metric])
             axis.grid(alpha=0.3)
     for axis in axes[-1]:
         axis.set_xlabel("k")
-    axes[0][-1].legend(fontsize=7)
+    figure.legend(*axes[0][-1].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     save(figure, path)
 
 
-def draw(axis: Any, lines: Sequence[Line], method: str, metric: str) -> None:
+def draw(axis: Any, lines: Sequence[Line], way: Way, metric: str) -> None:
     if not lines:
         return
-    colour, marker = LOOK[method]
+    method, rescale = way
+    (colour, marker), label = LOOK[method], way_name(way)
     if method not in (*OF_K, "neural-linear"):
-        axis.axhline(mean_and_error(lines, metric)[0], color=colour, linestyle="--", linewidth=1, label=method)
+        axis.axhline(mean_and_error(lines, metric)[0], color=colour, linestyle="-.", linewidth=1, label=label)
         return
     points = sorted((int(k), *mean_and_error(group, metric)) for (k,), group in grouped(lines, "k").items())
     ks, means, errors = zip(*points, strict=True)
-    axis.plot(ks, means, color=colour, marker=marker, markersize=4, linewidth=1.2, label=method)
+    axis.plot(ks, means, STYLE[rescale], color=colour, marker=marker, markersize=4, linewidth=1.2, label=label)
     axis.fill_between(ks, *band(means, errors, 1.0), color=colour, alpha=0.2)
 
 

@@ -45,6 +45,8 @@ def main() -> None:
         parser.error(f"--data-dir {data}: there is no such folder")
     if data is None and not options.quick and set(wanted) & {"uci", "cifar"}:
         parser.error("the full studies need the data sets: --data-dir FOLDER, or $SUBLAPLACE_DATA")
+    if options.quick and options.results and options.results.resolve() == HERE / "results":
+        parser.error("--quick with the results of the full studies: its runs have the same names")
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as scratch:
         results = options.results or (Path(scratch) if options.quick else HERE / "results")
@@ -57,7 +59,7 @@ def main() -> None:
                 continue
             import_module(name).run(place)
             table = results / f"{name}.csv"
-            lines = len(table.read_text().splitlines()) - 1
+            lines = len(table.read_text().splitlines()) - 1 if table.exists() else 0  # others may be at all of its runs
             sys.stdout.write(f"{name}: {lines} lines in {table if results is options.results else table.name}\n")
 
 

@@ -63,7 +63,8 @@ def wheel(lines: list[Line], folder: Path) -> str:
             "`total` samples with σ₀² + gᵀΩ⁻¹g, the formula in the paper's appendix; `epistemic` with gᵀΩ⁻¹g alone. "
             "T = 16,000; σ₀² from the last 200 errors, made when the arm was chosen (the paper does not say which "
             "residuals). `map` samples nothing, so it stands under one reading. A run has failed where it lost more "
-            "than one quadrant is worth, T (1 − δ²) · 49 / 4. ± is the standard error; seconds on one core while "
+            "than one quadrant is worth, T (1 − δ²) · 49 / 4. S, Ω and σ₀² are made anew before each 20 rounds, and "
+            "stay for these; `greedy` searches 2k candidates. ± is the standard error; seconds on one core while "
             "others were busy.",
             table([*head, "paper (25 seeds)", "seconds a run"], rows),
             "**Does the paper's claim hold, that `gradient` and `greedy` with k = 500 have far less regret than the "

@@ -37,6 +37,7 @@ from sublaplace_cli.models.mlp import mlp
 NAME = "wheel"
 ARMS, HIGH, LOW, NOISE = 5, 50.0, 1.0, 0.01
 ROUNDS, PER_PHASE, UPDATES, BATCH = 16_000, 20, 100, 512
+NETWORK_SEEDS = 1_000_000
 VARIANTS = ("total", "epistemic")
 RECENT, LEAST_NOISE = 200, 1e-6
 MEMORY = 2 * 2**30
@@ -123,7 +124,7 @@ class Agent:
         self.run = run
         self.generator = torch.Generator().manual_seed(run.seed)
         self.wheel = Wheel.of(run.rounds, run.delta, self.generator)
-        torch.manual_seed(run.seed)
+        torch.manual_seed(NETWORK_SEEDS + run.seed)  # not the stream that the contexts come from
         self.model = mlp(**{"in": 2 + ARMS, "hidden": [100, 100], "out": 1, "act": "relu"}).eval()
         self.learner = Learner(self.model, rate=3e-3, most_norm=1.0)
         self.inputs = torch.empty(run.rounds, 2 + ARMS)

@@ -1,11 +1,12 @@
 """Setup A: YearPredictionMSD, a 3 × 200 MLP on 90 features of a song, and what it costs at full size.
 
 As in the paper: targets standardised on the training part, Adam at 1e-3 with batches of 256 and a cosine schedule over
-100 epochs, prior precision 1, noise variance the mean square of the training residuals, at least 1e-3; ten seeds, the
+100 epochs, prior precision 1, noise variance the mean square of the residuals, at least 1e-3; ten seeds, the
 first 10,000 test rows, an oracle of the same architecture with a longer schedule, and the ensemble of all seeds.
 Ω comes from N training rows drawn afresh for each seed (the appendix says so, with N = 2,000, for Setups A and B).
 The features are standardised too: their sizes differ by a factor of a thousand, and the paper does not say that it
-left them so. How much longer the oracle's schedule is, it does not say either: here three times.
+left them so. How much longer the oracle's schedule is, it does not say either: here three times. Nor whose residuals:
+those of the training rows here, and once more those of the test rows (`…-test-noise`, as Setup D has it).
 
 Three sets of rows: `full`, where the data folder has YearPredictionMSD.txt (as the UCI archive has it); `subset`, the
 genuine rows in year_subset1176.npz, 1,000 of them for training; `made`, made-up rows in the numbers of the full set
@@ -18,14 +19,14 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from common import METRICS, PAPER_K, Place, evaluate, metric_lines, pending, save_weights, write_spec
+from common import METRICS, PAPER_K, Place, claimed, evaluate, metric_lines, pending, save_weights, write_spec
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -36,13 +37,14 @@ FULL_FILE, SUBSET_FILE = "YearPredictionMSD.txt", "year_subset1176.npz"
 TRAIN_ROWS, FEATURES = 463_715, 90
 ARCHITECTURE = {"in": FEATURES, "hidden": [200, 200, 200], "out": 1, "act": "relu"}
 EPOCHS, LONGER, BATCH, RATE = 100, 3, 256, 1e-3
+ORACLE_SEED = 1000
 LEAST_NOISE = 1e-3
 BOUNDS = ("w2_low", "w2_high")  # of `--full bracket`
 PAPER_METHODS = ("gradient", "greedy", "subnet-diagonal", "last-k", "neural-linear")
 METHODS = (*PAPER_METHODS, "random", "kfac", "norm", "constant", "ensemble", "full")
 COLUMNS = (
     *("dataset", "model", "method", "k", "seed", "n_params", "n_train", "n_test", "noise_variance", *METRICS),
-    *(*BOUNDS, "train_seconds", "run_seconds", "peak_gb"),
+    *(*BOUNDS, "train_seconds", "run_seconds", "peak_gb", "threads"),
 )
 
 
@@ -50,6 +52,7 @@ COLUMNS = (
 class Set:
     """A set of rows and what is done with it."""
 
+    rows: str  # full, subset or made
     n_train: int  # rows that Ω is made of
     n_test: int
     epochs: int
@@ -57,14 +60,17 @@ class Set:
     ks: tuple[int, ...] = PAPER_K
     methods: tuple[str, ...] = METHODS
     full: str = "exact"
+    noise: str = "train"  # the rows whose residuals give the noise variance
 
 
 SETS = {
-    "subset": Set(1000, 176, EPOCHS, 10),
-    "full": Set(2000, 10_000, EPOCHS, 10),
-    "made": Set(TRAIN_ROWS, 10_000, 1, 1, PAPER_K[:5], PAPER_METHODS, "bracket"),
+    "subset": Set("subset", 1000, 176, EPOCHS, 10),
+    "subset-test-noise": Set("subset", 1000, 176, EPOCHS, 10, noise="test"),
+    "full": Set("full", 2000, 10_000, EPOCHS, 10),
+    "full-test-noise": Set("full", 2000, 10_000, EPOCHS, 10, noise="test"),
+    "made": Set("made", TRAIN_ROWS, 10_000, 1, 1, PAPER_K[:5], PAPER_METHODS, "bracket"),
 }
-QUICK = {"made": Set(300, 50, 2, 2, PAPER_K[:2])}
+QUICK = {"made": Set("made", 300, 50, 2, 2, PAPER_K[:2])}
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ def sets(place: Place) -> dict[str, Set]:
     if place.quick:
         return QUICK
     there = {"made": True, "subset": _given(place, SUBSET_FILE), "full": _given(place, FULL_FILE)}
-    return {name: one for name, one in SETS.items() if there[name]}
+    return {name: one for name, one in SETS.items() if there[one.rows]}
 
 
 def _given(place: Place, name: str) -> bool:
@@ -100,19 +106,20 @@ def run(place: Place) -> None:
 
 def replication(place: Place, one: Run, what: Set, folder: Path) -> Iterator[dict[str, Any]]:
     """Train the network, the oracle and, for the ensemble, those of the other seeds; evaluate."""
-    shared = folder.parent / one.dataset
-    shared.mkdir(exist_ok=True)
-    rows = prepared(place, one.dataset, shared)
-    seconds = [trained(rows, shared / f"seed{seed}.safetensors", seed, what.epochs) for seed in range(what.seeds)]
-    trained(rows, shared / "oracle.safetensors", 1000, LONGER * what.epochs)
-    spec = write_spec(folder, spec_of(rows, shared, one, what))
-    start = time.perf_counter()
+    rows = prepared(place, what.rows)
+    members = [trained(place, rows, what, f"seed{seed}", seed, what.epochs) for seed in range(what.seeds)]
+    oracle = trained(place, rows, what, "oracle", ORACLE_SEED, LONGER * what.epochs)
+    spec = write_spec(folder, spec_of(rows, [path for path, _ in members], oracle[0], one, what))
+    if what.full != "exact":  # done for its cost: from the beginning, or the time would be too short
+        shutil.rmtree(folder / "run", ignore_errors=True)
+    fresh, start = not (folder / "run").exists(), time.perf_counter()
     options = {} if what.full == "exact" else {"full": what.full, "pool": "2k"}
     result = evaluate(spec, what.methods, what.ks, run_dir=folder / "run", max_artifact="1GiB", **options)
     timing = {
-        "train_seconds": seconds[one.seed],
-        "run_seconds": round(time.perf_counter() - start, 1),
+        "train_seconds": members[one.seed][1],
+        "run_seconds": round(time.perf_counter() - start, 1) if fresh else None,
         "peak_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+        "threads": torch.get_num_threads(),
     }
     known = {name: result[name] for name in ("n_params", "n_train", "n_test", "noise_variance")}
     lines = metric_lines(result, dataset=one.dataset, model="mlp-3x200", seed=one.seed, **known)
@@ -123,29 +130,34 @@ def replication(place: Place, one: Run, what: Set, folder: Path) -> Iterator[dic
 # --- rows ---------------------------------------------------------------------------------------------------
 
 
-def prepared(place: Place, dataset: str, folder: Path) -> Path:
+def prepared(place: Place, name: str) -> Path:
     """x_train, y_train, x_test, y_test as float32 in one file, made once."""
-    path = folder / "rows.npz"
-    if path.exists():
-        return path
-    if dataset == "made":
+    with claimed(place, f"{NAME}/rows-{name}", wait=True) as folder:
+        assert folder is not None
+        path = folder / "rows.npz"
+        if not path.exists():
+            X, y, train = rows_of(place, name)
+            X, y = X.astype(np.float32), y.astype(np.float32).reshape(-1, 1)
+            part = path.with_suffix(".part.npz")
+            np.savez(part, x_train=X[:train], y_train=y[:train], x_test=X[train:], y_test=y[train:])
+            part.replace(path)
+    return path
+
+
+def rows_of(place: Place, name: str) -> tuple[np.ndarray, np.ndarray, int]:
+    """Features, years, and how many of the rows are for training: the first."""
+    if name == "made":
         train, test = (300, 50) if place.quick else (TRAIN_ROWS, 51_630)
-        X, y = made_rows(train + test)
-    elif dataset == "full":
+        return *made_rows(train + test), train
+    assert place.data is not None
+    if name == "full":
         table = np.loadtxt(place.data / FULL_FILE, delimiter=",", dtype=np.float32)
         if table.shape[1] != 1 + FEATURES or len(table) <= TRAIN_ROWS:
             raise SystemExit(f"{place.data / FULL_FILE}: expected 515345 lines of a year and 90 features")
-        X, y, train = table[:, 1:], table[:, 0], TRAIN_ROWS  # the archive's own split: the first rows
-    else:
-        with np.load(place.data / SUBSET_FILE) as given:
-            X, y, train = given["X"], given["y"], 1000
-        order = np.random.default_rng(0).permutation(len(X))
-        X, y = X[order], y[order]
-    X, y = X.astype(np.float32), y.astype(np.float32).reshape(-1, 1)
-    part = path.with_suffix(".part.npz")
-    np.savez(part, x_train=X[:train], y_train=y[:train], x_test=X[train:], y_test=y[train:])
-    part.replace(path)
-    return path
+        return table[:, 1:], table[:, 0], TRAIN_ROWS  # the archive's own split
+    with np.load(place.data / SUBSET_FILE) as given:
+        order = np.random.default_rng(0).permutation(len(given["X"]))
+        return given["X"][order], given["y"][order], 1000
 
 
 def made_rows(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -164,9 +176,9 @@ def scaling(rows: Path) -> dict[str, dict[str, Any]]:
     return {name: {"mean": a.mean(0).tolist(), "std": a.std(0).tolist()} for name, a in parts.items()}
 
 
-def standardised(rows: Path) -> tuple[Tensor, Tensor]:
+def standardised(rows: Path, part: str = "train") -> tuple[Tensor, Tensor]:
     with np.load(rows) as data:
-        pairs = ((data["x_train"], "input"), (data["y_train"], "target"))
+        pairs = ((data[f"x_{part}"], "input"), (data[f"y_{part}"], "target"))
         scale = scaling(rows)
         x, y = (torch.from_numpy((a - scale[s]["mean"]) / scale[s]["std"]).float() for a, s in pairs)
     return x, y
@@ -175,12 +187,20 @@ def standardised(rows: Path) -> tuple[Tensor, Tensor]:
 # --- networks -----------------------------------------------------------------------------------------------
 
 
-def trained(rows: Path, path: Path, seed: int, epochs: int) -> float:
-    """Train and save, unless it is there; says how long that took."""
-    took = path.with_suffix(".seconds")
-    if path.exists():
-        return float(took.read_text())
-    start = time.perf_counter()
+def trained(place: Place, rows: Path, what: Set, name: str, seed: int, epochs: int) -> tuple[Path, float]:
+    """(weights, seconds that the training took); done once, whoever comes first."""
+    with claimed(place, f"{NAME}/rows-{what.rows}-{name}", wait=True) as folder:
+        assert folder is not None
+        path, took = folder / "model.safetensors", folder / "seconds"
+        if not path.exists():
+            start = time.perf_counter()
+            model = fitted(rows, seed, epochs)
+            took.write_text(f"{time.perf_counter() - start:.1f}")
+            save_weights(model, path)
+        return path, float(took.read_text())
+
+
+def fitted(rows: Path, seed: int, epochs: int) -> nn.Module:
     x, y = standardised(rows)
     torch.manual_seed(seed)
     model = mlp(**ARCHITECTURE)
@@ -192,14 +212,12 @@ def trained(rows: Path, path: Path, seed: int, epochs: int) -> float:
             nn.functional.mse_loss(model(x[batch]), y[batch]).backward()
             optimiser.step()
         schedule.step()
-    took.write_text(f"{time.perf_counter() - start:.1f}")
-    save_weights(model, path)
-    return float(took.read_text())
+    return model
 
 
-def residual_noise(rows: Path, weights: Path) -> float:
-    """Mean square of the residuals on the training part, not below the paper's floor."""
-    x, y = standardised(rows)
+def residual_noise(rows: Path, weights: Path, part: str) -> float:
+    """Mean square of the residuals on the training or the test part, not below the paper's floor."""
+    x, y = standardised(rows, part)
     model = mlp(**ARCHITECTURE)
     model.load_state_dict(load_file(weights))
     with torch.no_grad():
@@ -207,13 +225,12 @@ def residual_noise(rows: Path, weights: Path) -> float:
     return max(float(sum(squares)) / len(x), LEAST_NOISE)
 
 
-def spec_of(rows: Path, shared: Path, one: Run, what: Set) -> dict[str, Any]:
-    weights = shared / f"seed{one.seed}.safetensors"
+def spec_of(rows: Path, members: Sequence[Path], oracle: Path, one: Run, what: Set) -> dict[str, Any]:
+    weights = members[one.seed]
     train: dict[str, Any] = {"arrays": {"input": "x_train", "target": "y_train"}}
     with np.load(rows) as data:
         if what.n_train < len(data["y_train"]):
             train |= {"n": what.n_train, "seed": one.seed}
-    members = [str(shared / f"seed{seed}.safetensors") for seed in range(what.seeds)]
     return {
         "version": 1,
         "task": "regression",
@@ -227,6 +244,6 @@ def spec_of(rows: Path, shared: Path, one: Run, what: Set) -> dict[str, Any]:
                 "test": {"arrays": {"input": "x_test", "target": "y_test"}, "rows": f"0:{what.n_test}"},
             },
         },
-        "posterior": {"prior_precision": 1.0, "noise_variance": residual_noise(rows, weights)},
-        "oracle": {"weights": {"path": str(shared / "oracle.safetensors")}},
-    } | ({"ensemble": {"checkpoints": members}} if what.seeds > 1 else {})
+        "posterior": {"prior_precision": 1.0, "noise_variance": residual_noise(rows, weights, what.noise)},
+        "oracle": {"weights": {"path": str(oracle)}},
+    } | ({"ensemble": {"checkpoints": [str(path) for path in members]}} if len(members) > 1 else {})

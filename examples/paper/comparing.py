@@ -115,6 +115,12 @@ def claims(setup: str, lines: Sequence[Line], *cell: str) -> list[Claim]:
     ]
 
 
+def magnitude_claim(setup: str, lines: Sequence[Line], *cell: str) -> Claim:
+    """The paper sees roughly an order of magnitude between its methods and the diagonal baselines in Setup B."""
+    count = Means(lines, *cell).below(("gradient", PLAIN), ("subnet-diagonal", PLAIN), slack=-0.8)
+    return "`gradient` at most a fifth as far as `subnet-diagonal` (paper: about a tenth)", setup, count
+
+
 def coverage_claims(setup: str, lines: Sequence[Line], *cell: str) -> list[Claim]:
     covered = {
         key: mean_and_error(group, "coverage95")[0]

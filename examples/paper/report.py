@@ -7,7 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common import Place
-from comparing import Claim, Count, claims, compared, coverage_claims, kfac_claim, passing_kfac, summary
+from comparing import (
+    Claim,
+    Count,
+    claims,
+    compared,
+    coverage_claims,
+    kfac_claim,
+    magnitude_claim,
+    passing_kfac,
+    summary,
+)
 from drawing import LOOK, OF_K, PLAIN, Line, curves, grouped, mean_and_error, read, shown, table
 from report_wheel import wheel, wheel_claims
 
@@ -41,6 +51,7 @@ def all_claims(lines: dict[str, list[Line]]) -> list[Claim]:
     two = [q for q in cifar_lines if q["dataset"] != "ten-class" and q["model"] != "resnet110"]
     for setup, own in (("B, CIFAR-10 in two groups", two), ("C, CIFAR-10", [q for q in cifar_lines if ten_class(q)])):
         found += claims(f"Setup {setup}", own, *cells) + coverage_claims(f"Setup {setup}", own, *cells)
+    found.append(magnitude_claim("Setup B, CIFAR-10 in two groups", two, *cells))
     found += claims("Setup D, UCI", uci_lines, "dataset", "model")
     found.append(kfac_claim("Setup D, UCI", uci_lines, "dataset", "model"))
     return [*found, *wheel_claims(lines.get("wheel", []))]

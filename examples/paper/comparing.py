@@ -73,13 +73,8 @@ def compared(lines: Sequence[Line], *cell: str) -> str:
     counts = [
         (f"`{way_name(better)}` below `{way_name(worse)}`", means.below(better, worse)) for better, worse in ASKED
     ]
-    return (
-        "How often the mean W2 of one is below that of another, over everything in this section and all k. The first "
-        "lines are what the paper looks at. Those with `norm`, `scale` or `hybrid` ask what a choice of parameters "
-        "buys, and are not between equals: these fit one to three numbers to the full posterior's left-out variances "
-        "of training rows, which plain methods never see. `norm` uses no sub-network at all, so `gradient, scale` "
-        "against `norm` and against `random, scale` is the fair question.\n\n"
-        + table(["mean W2", "in"], [row for row in counts if row[1].of])
+    return "How often the mean W2 of one is below that of another, over all of this and every k:\n\n" + table(
+        ["mean W2", "in"], [row for row in counts if row[1].of]
     )
 
 

@@ -8,6 +8,7 @@ In a process of its own, because registering a device is for good.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -161,7 +162,7 @@ def results(project: Project, device: str, report: Notes) -> list[Any]:
         found.append(sorted(result["artifacts"]))
         if "predictions" in options:
             found.append(options["predictions"].read_text())
-    return [*found, report.said]
+    return [*found, [re.sub(r", about .* left$", "", note) for note in report.said]]
 
 
 def differences(found: Any, expected: Any, where: str = "") -> dict[str, Any]:

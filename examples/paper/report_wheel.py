@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from comparing import Claim, Count
 from drawing import LOOK, Line, band, grouped, mean_and_error, plt, read, save, shown, table
@@ -131,12 +131,25 @@ def claim(lines: list[Line]) -> str:
     return table(head, rows)
 
 
+def panels(lines: Sequence[Line]) -> tuple[Any, list[tuple[Any, list[Line]]]]:
+    """A figure with a panel for each δ and reading, two in a row, and the lines of each."""
+    kinds = sorted(grouped(lines, "delta", "variant").items(), reverse=True)
+    width = min(2, len(kinds))
+    height = -(-len(kinds) // width)
+    size = (6.2 * width, 3.9 * height)
+    figure, axes = plt.subplots(height, width, figsize=size, squeeze=False, sharey=True, layout="constrained")
+    for unused in axes.flat[len(kinds) :]:
+        unused.set_axis_off()
+    for axis, ((delta, variant), _) in zip(axes.flat, kinds, strict=False):
+        axis.set_title(f"δ = {delta}, {variant}")
+        axis.grid(alpha=0.3)
+    return figure, [(axis, own) for axis, (_, own) in zip(axes.flat, kinds, strict=False)]
+
+
 def bars(lines: list[Line], path: Path) -> None:
     """Means with ±1.96 standard errors and, because means hide runs that fail altogether, every run as a point."""
-    kinds = sorted({(q["delta"], q["variant"]) for q in lines}, reverse=True)
-    figure, axes = plt.subplots(1, len(kinds), figsize=(5.2 * len(kinds), 3.8), squeeze=False, sharey=True)
-    for axis, kind in zip(axes[0], kinds, strict=True):
-        own = [q for q in lines if (q["delta"], q["variant"]) == kind]
+    figure, places = panels(lines)
+    for axis, own in places:
         groups = sorted(grouped(own, "method", "k").items())
         for place, ((method, _), group) in enumerate(groups):
             mean, error = mean_and_error(group, "regret")
@@ -145,19 +158,15 @@ def bars(lines: list[Line], path: Path) -> None:
             axis.plot([place] * len(group), [float(q["regret"]) for q in group], "k.", markersize=3)
         names = [f"{method}{', ' + k if k else ''} ({len(group)})" for (method, k), group in groups]
         axis.set_xticks(range(len(groups)), names, rotation=40, ha="right", fontsize=7)
-        axis.set_title(f"δ = {kind[0]}, {kind[1]}")
-        axis.grid(axis="y", alpha=0.3)
-    axes[0][0].set_ylabel("final regret (seeds)")
+        axis.set_ylabel("final regret (seeds)")
     save(figure, path)
 
 
 def regret_picture(lines: list[Line], path: Path) -> None:
     if not lines:
         return
-    kinds = sorted({(q["delta"], q["variant"]) for q in lines}, reverse=True)
-    figure, axes = plt.subplots(1, len(kinds), figsize=(5.2 * len(kinds), 3.8), squeeze=False, sharey=True)
-    for axis, (delta, variant) in zip(axes[0], kinds, strict=True):
-        own = [q for q in lines if (q["delta"], q["variant"]) == (delta, variant)]
+    figure, places = panels(lines)
+    for axis, own in places:
         for (method, k), group in sorted(grouped(own, "method", "k").items()):
             points = sorted((int(n), *mean_and_error(some, "regret")) for (n,), some in grouped(group, "round").items())
             rounds, means, errors = zip(*points, strict=True)
@@ -165,8 +174,6 @@ def regret_picture(lines: list[Line], path: Path) -> None:
             label = f"{method}{', k = ' + k if k else ''} ({len({q['seed'] for q in group})})"
             axis.plot(rounds, means, style, color=LOOK[method][0], linewidth=1.2, label=label)
             axis.fill_between(rounds, *band(means, errors, 1.96), color=LOOK[method][0], alpha=0.15)
-        axis.set(title=f"δ = {delta}, {variant}", xlabel="round")
-        axis.legend(fontsize=7)
-        axis.grid(alpha=0.3)
-    axes[0][0].set_ylabel("cumulative regret (seeds)")
+        axis.set(xlabel="round", ylabel="cumulative regret (seeds)")
+        axis.legend(fontsize=6, ncols=2)
     save(figure, path)

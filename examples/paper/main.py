@@ -10,6 +10,7 @@ import warnings
 from importlib import import_module
 from pathlib import Path
 
+import torch
 from common import HERE, Place
 
 STUDIES = ("theory", "uci", "year", "cifar", "wheel")
@@ -47,6 +48,8 @@ def main() -> None:
         parser.error("the full studies need the data sets: --data-dir FOLDER, or $SUBLAPLACE_DATA")
     if options.quick and options.results and options.results.resolve() == HERE / "results":
         parser.error("--quick with the results of the full studies: its runs have the same names")
+    if options.quick:
+        torch.set_num_threads(1)  # more would only wait for each other
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as scratch:
         results = options.results or (Path(scratch) if options.quick else HERE / "results")
@@ -61,6 +64,8 @@ def main() -> None:
             table = results / f"{name}.csv"
             lines = len(table.read_text().splitlines()) - 1 if table.exists() else 0  # others may be at all of its runs
             sys.stdout.write(f"{name}: {lines} lines in {table if results is options.results else table.name}\n")
+        if options.quick and not options.results:
+            sys.stdout.write("all of it in a temporary folder; --results FOLDER keeps tables and pictures\n")
 
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ class DenseBlock:
         self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FULL
     ) -> None:
         right, C = other.dense(), self.values.shape[1]
-        flat = [(a * C, b * C) for a, b in strips_or_all(strips, self.n_rows, C)]
+        flat = [(a * C, b * C) for a, b in (narrow_strips(None, self.n_rows, C) if strips is None else strips)]
         for cut in self._panels():
             if right is self:
                 add_upper(total, (self.flat[:, cut].double() * prior[cut].rsqrt()).to(dtype), flat)
@@ -205,16 +205,17 @@ def cut_into(n_rows: int, step: int) -> list[tuple[int, int]]:
     return [(left, min(left + step, n_rows)) for left in range(0, n_rows, step)]
 
 
-def strips_or_all(strips: Strips | None, n_rows: int, C: int) -> Strips:
-    """The strips asked for; without any, all that there are on the usual grid."""
-    return cut_into(n_rows, max(1, STRIP // C)) if strips is None else strips
+def narrow_strips(strips: Strips | None, n_rows: int, C: int) -> Strips:
+    """The strips asked for, or all rows, cut so that what is made of a strip stays in the cache."""
+    step = max(1, STRIP // C)
+    return [(x, min(x + step, b)) for a, b in ([(0, n_rows)] if strips is None else strips) for x in range(a, b, step)]
 
 
 def strip_pairs(
     block: AnyBlock, other: AnyBlock, total: Tensor, C: int, strips: Strips | None
 ) -> Iterator[tuple[AnyBlock, AnyBlock, Tensor]]:
     """(some rows, the other rows that they meet, their part of the Gram matrix) for each strip."""
-    for a, b in strips_or_all(strips, block.n_rows, C):
+    for a, b in narrow_strips(strips, block.n_rows, C):
         first = a if other is block else 0
         right = other.rows(first, other.n_rows)
         yield block.rows(a, b), right, total[a * C : b * C, first * C :]  # type: ignore[misc]

@@ -22,6 +22,7 @@ from .progress import Watch, unwatched
 from .shared import SharedJacobian, own_part, team_of
 from .team import LEADER, dealt_to, together
 
+ENOUGH_STRIPS, WIDEST_STRIP = 32, 512  # of a Gram matrix with many rows
 GRAM_TILE_BYTES = 2**30  # a Gram reads every tile once for each tile of the other side: the larger, the fewer times
 WEIGHED_ROWS = 1024  # rows of a matrix that are weighed at a time
 
@@ -171,6 +172,15 @@ def gram(
     return mirrored(K) if left is right else K
 
 
+def strip_width(n_rows: int, C: int) -> int:
+    """Rows of a Jacobian whose part of a Gram matrix is computed in one go, by one member.
+
+    Products are quicker for wide strips, but there must be enough of them to be dealt out; they depend on nothing but
+    the number of rows, so that the products, and with them their rounding, are the same for any team.
+    """
+    return max(1, min(max(STRIP, n_rows * C // ENOUGH_STRIPS), WIDEST_STRIP) // C)
+
+
 @together
 def gram_strips(
     left: Jacobian, right: Jacobian, prior: Tensor, memory: int, same: bool, single: bool, *, watch: Watch = unwatched
@@ -178,7 +188,7 @@ def gram_strips(
     """The strips of `gram`, brought together on the leader; of one Jacobian with itself on and above the diagonal."""
     team, C = team_of(left), left.outputs.shape[1]
     n_rows, n_columns = len(left.outputs), len(right.outputs)
-    grid = max(1, STRIP // C)
+    grid = strip_width(n_rows, C)
     dealt = [(a, min(a + grid, n_rows), dealt_to(i, team.size)) for i, a in enumerate(range(0, n_rows, grid))]
     mine = [(a, b) for a, b, member in dealt if member == team.rank]
     # Only this member's strips are ever filled: of the CPU's memory no more than these is taken.

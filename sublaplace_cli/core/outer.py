@@ -19,10 +19,10 @@ from .blocks import (
     DenseBlock,
     Strips,
     dense_pieces,
+    narrow_strips,
     put_columns_of_pieces,
     squares_of_pieces,
     strip_pairs,
-    strips_or_all,
     weighted,
 )
 
@@ -145,7 +145,7 @@ class OuterBlock:
         b, epsilon = a, delta
         if other is not self:
             b, epsilon = other._seen(v_weight, v_bias).to(dtype), other.deltas[:, 0, 0].to(dtype)
-        for top, end in strips_or_all(strips, len(a), 1):
+        for top, end in narrow_strips(strips, len(a), 1):
             columns = slice(top if other is self else 0, None)
             inputs, gradients = a[top:end] @ b[columns].T, delta[top:end] @ epsilon[columns].T
             total[top:end, columns].addcmul_(inputs.double(), gradients.double())

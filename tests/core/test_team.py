@@ -11,6 +11,7 @@ from core.problems import Problem, assert_close, solved, subset
 from core.threads import in_a_team, pieces
 from torch import Tensor
 
+from sublaplace_cli.core import blocks, folds
 from sublaplace_cli.core.bracket import bracket
 from sublaplace_cli.core.fitting import fit_full, fit_path, fit_subnet, path_gains
 from sublaplace_cli.core.folds import column_chunks, gram, pull, row_norms, squared_gradients
@@ -70,8 +71,8 @@ def answers(precision: Precision, test: Jacobian, S: Tensor, memory: int) -> dic
 def settled_down(jacobian: HeldJacobian) -> HeldJacobian:
     """Every tensor in one run of memory, as they are where a run holds them: products then round in one way."""
     tidy = [{key: t.contiguous() for key, t in block.tensors().items()} for block in jacobian.blocks]
-    blocks = tuple(block.with_tensors(t) for block, t in zip(jacobian.blocks, tidy, strict=True))
-    return replace(jacobian, blocks=blocks)
+    made = tuple(block.with_tensors(t) for block, t in zip(jacobian.blocks, tidy, strict=True))
+    return replace(jacobian, blocks=made)
 
 
 def problem_of(name: str, prior: str, memory: int = PLENTY) -> Problem:
@@ -102,6 +103,29 @@ def test_every_answer_is_that_of_one_process(name: str, size: int, grain: int, m
             assert torch.equal(found[what], value), what
         else:
             assert_close(found[what], value, 1e-10)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", SOME)
+def test_gram_matrices_in_wide_strips_that_are_cut_again(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problem_of(name, "unequal")
+    N, C = problem.precision.jacobian.outputs.shape
+    expected = problem.precision.gram(), problem.precision.cross_gram(problem.test)
+    for module, name_, value in ((folds, "STRIP", C), (folds, "ENOUGH_STRIPS", 4), (blocks, "STRIP", C)):
+        monkeypatch.setattr(module, name_, value)
+    assert 2 <= folds.strip_width(N, C) < N  # wider than what a block cuts, and several of them
+    alone = problem.precision.gram(), problem.precision.cross_gram(problem.test)
+    shared, _ = in_team(problem, size, 3, lambda precision, test: (precision.gram(), precision.cross_gram(test)))
+    for one, other, usual in zip(alone, shared, expected, strict=True):
+        assert torch.equal(one, other)
+        assert_close(one, usual, 1e-12)
+
+
+def test_strips_are_wide_where_there_are_many_rows() -> None:
+    assert folds.strip_width(2000, 1) == blocks.STRIP
+    assert folds.strip_width(2000, 10) == 51
+    assert folds.strip_width(500_000, 1) == folds.WIDEST_STRIP
+    assert folds.strip_width(5, 1000) == 1
 
 
 @pytest.mark.parametrize("way", WAYS)

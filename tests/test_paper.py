@@ -197,9 +197,10 @@ def test_the_claim_about_the_wheel_is_counted(monkeypatch):
         common = {"method": method, "k": k, "delta": "0.95", "variant": "total"}
         return [common | {"seed": str(seed), "regret": str(regret)} for seed, regret in enumerate(regrets)]
 
-    ours = of("gradient", "500", 900, 1100) + of("greedy", "500", 1900, 2100)
-    rest = of("map", "", 9000, 9100) + of("last-k", "500", 1500, 1600) + of("neural-linear", "", 400, 500)
-    rest += of("last-k", "100", 10_000)  # one seed: no standard error, not counted
+    ours = of("gradient", "500", *[900, 1100] * 3) + of("greedy", "500", *[1900, 2100] * 3)
+    rest = of("map", "", *[9000, 9100] * 3) + of("last-k", "500", *[1500, 1600] * 3)
+    rest += of("neural-linear", "", *[400, 500] * 3)
+    rest += of("last-k", "100", *[10_000] * 4)  # four seeds: not counted
     assert claim(ours + rest).splitlines()[-1] == "| 0.95 | total | 2 of 3 | 1 of 3 | 1 of 3 | `neural-linear` |"
 
 

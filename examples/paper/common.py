@@ -29,6 +29,18 @@ class Keyed(Protocol):
     def key(self) -> tuple[str, ...]: ...
 
 
+@dataclass(frozen=True)
+class SeedRun:
+    """A data set, or a kind of problem, under one seed."""
+
+    dataset: str
+    seed: int
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.dataset, str(self.seed)
+
+
 AnyRun = TypeVar("AnyRun", bound=Keyed)
 HERE = Path(__file__).resolve().parent
 PAPER_K = (50, 100, 200, 500, 1000, 2000, 5000, 10_000)

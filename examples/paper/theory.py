@@ -17,11 +17,10 @@ import itertools
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from common import HERE, Place, evaluate, pending
+from common import HERE, Place, SeedRun, evaluate, pending
 from torch import Tensor
 
 from sublaplace_cli.core.blocks import DenseBlock
@@ -49,22 +48,12 @@ P, NOISE, PRIOR = 10, 0.1, 1.0
 PATHS = ("gradient", "greedy", "variance", "subnet-diagonal", "last-k", "random", "magnitude")
 
 
-@dataclass(frozen=True)
-class Run:
-    dataset: str
-    seed: int
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        return self.dataset, str(self.seed)
-
-
 def run(place: Place) -> None:
     """What is not there yet."""
     table = place.table(NAME, COLUMNS, ("dataset", "seed"))
     studies: dict[str, Callable[[int], Iterator[dict]]] = {"optimal": optimal, "dominant": dominant, "best": best}
-    runs = [Run(name, seed) for name in studies for seed in range(3 if place.quick else 200)]
-    for one, folder in pending(place, NAME, table, [*runs, Run("monotone", 0)]):
+    runs = [SeedRun(name, seed) for name in studies for seed in range(3 if place.quick else 200)]
+    for one, folder in pending(place, NAME, table, [*runs, SeedRun("monotone", 0)]):
         found = monotone(place, folder) if one.dataset == "monotone" else studies[one.dataset](one.seed)
         table.add([{"dataset": one.dataset, "seed": one.seed, **line} for line in found])
         if one.seed == 0:

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import METRICS, PAPER_K, Place, claimed, evaluate, metric_lines, pending, save_weights, write_spec
+from common import METRICS, PAPER_K, Place, SeedRun, claimed, evaluate, metric_lines, pending, save_weights, write_spec
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -73,16 +73,6 @@ SETS = {
 QUICK = {"made": Set("made", 300, 50, 2, 2, PAPER_K[:2])}
 
 
-@dataclass(frozen=True)
-class Run:
-    dataset: str
-    seed: int
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        return self.dataset, str(self.seed)
-
-
 def sets(place: Place) -> dict[str, Set]:
     if place.quick:
         return QUICK
@@ -97,14 +87,14 @@ def _given(place: Place, name: str) -> bool:
 def run(place: Place) -> None:
     """What is not there yet."""
     table = place.table(NAME, COLUMNS, ("dataset", "seed"))
-    todo = [Run(name, seed) for name, one in sets(place).items() for seed in range(one.seeds)]
+    todo = [SeedRun(name, seed) for name, one in sets(place).items() for seed in range(one.seeds)]
     for one, folder in pending(place, NAME, table, todo):
         table.add(list(replication(place, one, sets(place)[one.dataset], folder)))
         shutil.rmtree(folder / "run", ignore_errors=True)
         sys.stderr.write(f"year: {one.dataset}, seed {one.seed}\n")
 
 
-def replication(place: Place, one: Run, what: Set, folder: Path) -> Iterator[dict[str, Any]]:
+def replication(place: Place, one: SeedRun, what: Set, folder: Path) -> Iterator[dict[str, Any]]:
     """Train the network, the oracle and, for the ensemble, those of the other seeds; evaluate."""
     rows = prepared(place, what.rows)
     members = [trained(place, rows, what, f"seed{seed}", seed, what.epochs) for seed in range(what.seeds)]
@@ -225,7 +215,7 @@ def residual_noise(rows: Path, weights: Path, part: str) -> float:
     return max(float(sum(squares)) / len(x), LEAST_NOISE)
 
 
-def spec_of(rows: Path, members: Sequence[Path], oracle: Path, one: Run, what: Set) -> dict[str, Any]:
+def spec_of(rows: Path, members: Sequence[Path], oracle: Path, one: SeedRun, what: Set) -> dict[str, Any]:
     weights = members[one.seed]
     train: dict[str, Any] = {"arrays": {"input": "x_train", "target": "y_train"}}
     with np.load(rows) as data:

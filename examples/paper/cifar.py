@@ -24,6 +24,7 @@ from cifar_training import MEAN, STD, UPPER, normalised, train, weights_name
 from common import METRICS, PAPER_K, Place, evaluate, metric_lines, pending, save_weights, write_spec
 from safetensors.torch import load_file
 
+from sublaplace_cli.console import Console
 from sublaplace_cli.models.cifar_resnet import cifar_resnet
 
 NAME = "cifar"
@@ -92,6 +93,7 @@ def evaluated(place: Place, one: Run, folder: Path) -> Iterator[dict[str, Any]]:
     ks = PAPER_K[:2] if place.quick else PAPER_K
     # Ten classes have 20,000 rows of A: products in float32, with the tool's own check of what that costs.
     options = {"gram_dtype": "float32"} if one.ten else {}
+    report = Console(quiet=place.quick)  # hours of work want to be seen
     measured = {"run_seconds": None, "threads": torch.get_num_threads()}
     for rescale in ("none",) if one.ten else ("none", "scale", "hybrid"):
         methods = TEN_CLASS_METHODS if one.ten else METHODS if rescale == "none" else RESCALED
@@ -99,7 +101,7 @@ def evaluated(place: Place, one: Run, folder: Path) -> Iterator[dict[str, Any]]:
         file.unlink(missing_ok=True)
         fresh, start = not (folder / "run").exists(), time.perf_counter()
         files = {"run_dir": folder / "run", "max_artifact": "32GiB", "predictions": file if one.ten else None}
-        result = evaluate(spec, methods, ks, rescale=rescale, **files, **options)
+        result = evaluate(spec, methods, ks, report, rescale=rescale, **files, **options)
         if fresh:  # what goes on from before has no time of its own
             measured["run_seconds"] = round(time.perf_counter() - start, 1)
         common = {"dataset": one.dataset, "model": one.model, "seed": 0, "rescale": rescale}

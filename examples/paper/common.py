@@ -19,7 +19,7 @@ from torch import nn
 
 from sublaplace_cli.formats import json_text
 from sublaplace_cli.steps.commands import run_command
-from sublaplace_cli.steps.settings import Settings, Silent
+from sublaplace_cli.steps.settings import Reporter, Settings, Silent
 
 
 class Keyed(Protocol):
@@ -160,8 +160,10 @@ def write_spec(folder: Path, spec: Mapping[str, Any]) -> Path:
     return path
 
 
-def evaluate(spec: Path, methods: Sequence[str], ks: Sequence[int] = (), **options: Any) -> dict[str, Any]:
-    """`sublaplace evaluate`, as a library call: the result as `--json` prints it."""
+def evaluate(
+    spec: Path, methods: Sequence[str], ks: Sequence[int] = (), report: Reporter | None = None, **options: Any
+) -> dict[str, Any]:
+    """`sublaplace evaluate`, as a library call: the result as `--json` prints it; `report` says how far it is."""
     settings = Settings(
         spec=spec,
         method=",".join(methods),
@@ -169,7 +171,7 @@ def evaluate(spec: Path, methods: Sequence[str], ks: Sequence[int] = (), **optio
         allow_outside=True,
         **{"max_artifact": "1GiB", **options},
     )
-    return run_command("evaluate", settings, Silent(), json_text).result
+    return run_command("evaluate", settings, report or Silent(), json_text).result
 
 
 def metric_lines(result: Mapping[str, Any], **first: Any) -> list[dict[str, Any]]:

@@ -52,9 +52,6 @@ def run(session: Session) -> Evaluation:
     else:
         f = outputs_of(session, "test")  # the network alone: no gradient is needed
     full = full_spread(session) if session.settings.full == "exact" or _asks_for_full(wanted) else None
-    spreads = spreads_of(session, wanted, f, full)
-    _theorem_1(session, spreads, full)
-    bounds = _bounds(session, spreads) if session.settings.full == "bracket" else None
     known = Predictive(
         task=session.task,
         f=f,
@@ -62,9 +59,16 @@ def run(session: Session) -> Evaluation:
         targets=targets_of(session.split("test"), session.device),
         oracle=oracle,
         std_full=full.variance.sqrt() if full is not None and session.settings.full == "exact" else None,
-        std_bounds=None if bounds is None else (bounds.low.sqrt(), bounds.high.sqrt()),
-        no_full="--full none" if bounds is None else "--full bracket: it lies between w2_low and w2_high",
+        no_full="--full none",
     )
+    if full is not None:
+        store_predictions(session, full, known)  # at once: often the longest work of all, whatever comes after it
+    spreads = spreads_of(session, wanted, f, full)
+    _theorem_1(session, spreads, full)
+    bounds = _bounds(session, spreads) if session.settings.full == "bracket" else None
+    if bounds is not None:
+        said = "--full bracket: it lies between w2_low and w2_high"
+        known = replace(known, std_bounds=(bounds.low.sqrt(), bounds.high.sqrt()), no_full=said)
     full_ipv = None
     if known.std_full is not None and full is not None and full.freedom is not None:
         full_ipv = ipv(session, full.freedom)
@@ -88,7 +92,7 @@ def run(session: Session) -> Evaluation:
         result["tuned"] = session.tuned
     if bounds is not None:
         result["bracket"] = {"rows": full_rows(session), "sets": bounds.n_sets}
-    for spread in [*spreads, *([full] if full is not None else [])]:
+    for spread in spreads:
         store_predictions(session, spread, known)
     result["artifacts"] = _artifacts(session, spreads, full)
     return Evaluation(result, spreads, known)

@@ -80,6 +80,8 @@ def test_kill_9_before_every_write(tool: Tool, slow: tuple[Project, Path, dict],
         killed = tool(*CHOICE, "--run-dir", folder, "-q", cwd=slow[0].folder, fault=("kill", at))
         assert killed.code == -signal.SIGKILL
         whole(folder)
+        if list(folder.glob("indices-*.safetensors")) and not list(folder.glob("predictions-full-*.safetensors")):
+            problems.append(f"killed before write {at}: the full posterior's variances were not kept")
         again = tool(*CHOICE, "--run-dir", folder, "-q", cwd=slow[0].folder)
         try:
             assert again.code == 0, again.err

@@ -8,7 +8,7 @@ from ..core.blocks import PANEL
 from ..core.fitting import full_bytes, natural_form, subnet_bytes
 from ..core.folds import GRAM_TILE_BYTES
 from ..core.jacobian import MOST_TILE_BYTES, TILE_SHARE
-from ..core.selectors.greedy import first_width
+from ..core.selectors.greedy import columns_room, first_width
 from ..device import peak_memory
 from ..files.run_folder import file_stem
 from .full import FULL, variant
@@ -95,7 +95,7 @@ def _greedy_k(choice: Choice, p: int) -> int | None:
 
 def _greedy(session: Session, rows: int, k: int) -> int:
     """The columns that it looks at, the directions of its pivots, and its own matrices."""
-    columns = min(8 * rows * min(first_width(k), session.layout.size), session.memory // TILE_SHARE)
+    columns = min(8 * rows * min(first_width(k), session.layout.size), columns_room(session.memory))
     return 2 * columns + 8 * rows * k + 8 * 3 * min(rows, 2 * k) ** 2
 
 

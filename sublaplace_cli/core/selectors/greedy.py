@@ -71,6 +71,11 @@ def first_width(k: int) -> int:
     return max(2 * SWEEP, 4 * k)
 
 
+def columns_room(memory: int) -> int:
+    """Bytes for columns that are held: what does not fit is made again in a pass over all rows, and again."""
+    return memory // 4
+
+
 def _is_small(size: int, k: int, precision: Precision) -> bool:
     """Whether the sub-matrix of all candidates is the shortest way; with fewer rows than those, others are smaller."""
     most, times = SMALL_POOL
@@ -105,7 +110,7 @@ class _Search:
         self.pivots: list[float] = []
         self.schur: Schur = PrimalSchur(rows, bounds) if 2 * k <= rows else DualSchur(rows, bounds)
         self.directions = torch.empty(k, rows, dtype=torch.float64, device=device)  # Z of every pivot
-        most = max(PANEL, precision.memory // 6 // (8 * rows))
+        most = max(PANEL, columns_room(precision.memory) // (8 * rows))
         self.cache = ColumnCache(precision, candidates, first_width(k), most)
 
     def run(self) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,9 @@ from pathlib import Path
 import torch
 from common import HERE, Place
 
+from sublaplace_cli.console import Console
+from sublaplace_cli.errors import SublaplaceError
+
 STUDIES = ("theory", "uci", "year", "cifar", "wheel")
 FIGURES = "figures"  # pictures and RESULTS.md from the tables that are there
 
@@ -60,7 +63,11 @@ def main() -> None:
             if name == FIGURES:
                 import_module("report").run(place)
                 continue
-            import_module(name).run(place)
+            try:
+                import_module(name).run(place)
+            except SublaplaceError as error:
+                Console().error(error)
+                raise SystemExit(1) from error
             table = results / f"{name}.csv"
             lines = len(table.read_text().splitlines()) - 1 if table.exists() else 0  # others may be at all of its runs
             sys.stdout.write(f"{name}: {lines} lines in {table if results is options.results else table.name}\n")

@@ -13,7 +13,7 @@ from ..core.fitting import path_gains
 from ..core.precision import Precision
 from ..core.selectors import Selection, SelectionProblem, checked
 from ..core.selectors.baselines import by_name, require_last_linear, require_match
-from ..core.selectors.greedy import pool_size
+from ..core.selectors.greedy import columns_held, is_cramped, pool_size
 from ..errors import UserError
 from ..files.artifacts import write_artifact
 from ..files.imports import load_function
@@ -201,9 +201,20 @@ def _run_method(
     if call.pattern is not None:
         return by_name(problem, call.pattern)
     assert call.entry is not None, "references select nothing"
+    if call.name == "greedy" and k is not None:
+        _say_if_cramped(session, precision, k)
     if not call.own_code:
         return load(call.entry)(problem, k)
     return _users_own(session, call, problem, k)
+
+
+def _say_if_cramped(session: Session, precision: Precision, k: int) -> None:
+    size = pool_size(session.settings.pool, k, session.layout.size)
+    if is_cramped(precision, size, k):
+        session.report.note(
+            f"greedy: --memory has room for the columns of {columns_held(precision)} of {size} candidates; each look "
+            "at others is a pass over all rows. A smaller --pool (2k, paper) or more memory is quicker"
+        )
 
 
 def _users_own(session: Session, call: MethodCall, problem: SelectionProblem, k: int | None) -> Selection:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli.cli_tools import Project
+from cli.cli_tools import Project, mlp, save
 
 from sublaplace_cli.core.capture import Capture, Captured
 from sublaplace_cli.core.forward import Inputs, row_count
@@ -134,3 +134,17 @@ def test_single_precision_is_accepted_where_it_is_right_and_refused_where_it_is_
             run(project, Notes(), f"refused-{number}", gram_dtype="float32")
         assert refused.value.exit_code == 3
         run(project, Notes(), f"accepted-{number}")
+
+
+def test_greedy_says_when_its_columns_do_not_fit_and_chooses_the_same(project: Project) -> None:
+    save(mlp([3, 200, 1]), project.folder / "model.safetensors")
+    build = {"arch": "mlp", "args": {"in": 3, "hidden": [200], "out": 1, "act": "tanh"}}
+    project.use(model={**project.spec["model"], "build": build})
+    ample, cramped, pooled = Notes(), Notes(), Notes()
+    expected = run(project, ample, "ample", method="greedy")
+    found = run(project, cramped, "cramped", method="greedy", memory="1200kB")
+    run(project, pooled, "pooled", method="greedy", memory="1200kB", pool="2k")
+    said = [[note for note in notes.said if "candidates" in note] for notes in (ample, cramped, pooled)]
+    assert [len(notes) for notes in said] == [0, 1, 0]
+    assert "columns of 512 of 1001 candidates" in said[1][0]
+    assert found["rows"][0]["w2"] == pytest.approx(expected["rows"][0]["w2"], rel=1e-9)

@@ -76,6 +76,16 @@ def columns_room(memory: int) -> int:
     return memory // 4
 
 
+def columns_held(precision: Precision) -> int:
+    """For how many columns there is room."""
+    return max(PANEL, columns_room(precision.memory) // (8 * precision.n_rows))
+
+
+def is_cramped(precision: Precision, size: int, k: int) -> bool:
+    """Whether columns of `size` candidates will probably have to be let go, and made again, on the way."""
+    return not _is_small(size, k, precision) and columns_held(precision) < min(first_width(k), size)
+
+
 def _is_small(size: int, k: int, precision: Precision) -> bool:
     """Whether the sub-matrix of all candidates is the shortest way; with fewer rows than those, others are smaller."""
     most, times = SMALL_POOL
@@ -110,8 +120,7 @@ class _Search:
         self.pivots: list[float] = []
         self.schur: Schur = PrimalSchur(rows, bounds) if 2 * k <= rows else DualSchur(rows, bounds)
         self.directions = torch.empty(k, rows, dtype=torch.float64, device=device)  # Z of every pivot
-        most = max(PANEL, columns_room(precision.memory) // (8 * rows))
-        self.cache = ColumnCache(precision, candidates, first_width(k), most)
+        self.cache = ColumnCache(precision, candidates, first_width(k), columns_held(precision))
 
     def run(self) -> tuple[Tensor, Tensor]:
         with self.watch("greedy: parameters chosen", self.k) as progress:

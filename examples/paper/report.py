@@ -28,8 +28,9 @@ HEAD = """\
 Made by `bash examples/paper/run figures` from the tables in this folder; each table grows as its study goes on, so the
 number of replications stands with every figure. Deviations from the paper are said where the number is; three hold
 everywhere: `greedy` searches all parameters (`--pool all`, which is Algorithm 2 without its shortcut; the paper's code
-looks at 2k + 1,000 candidates), except for the wheel and the cost of Setup A, where it has 2k; `random` draws the same
-positions in every replication; and `scale`, `hybrid`, `norm` and `constant` are not in the paper.
+looks at 2k + 1,000 candidates), except for Setup C, where it has the paper's, and for the wheel and the cost of Setup
+A, where it has 2k; `random` draws the same positions in every replication; and `scale`, `hybrid`, `norm` and `constant`
+are not in the paper.
 
 What does a choice of parameters buy? Plain methods and these four are not equals: they fit one to three numbers to the
 full posterior's left-out variances of training rows, which plain methods never see. `norm` and `constant` use no

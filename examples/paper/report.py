@@ -235,12 +235,15 @@ def cifar(lines: list[Line], folder: Path) -> str:
 
 
 def class_coverage(lines: list[Line]) -> str:
-    """Coverage of each class apart, at the middle of the grid of k."""
+    """Coverage of each class apart, at the least k and at the middle of their grid."""
     ks = sorted({int(q["k"]) for q in lines if q["method"] == "gradient"})
-    k = str(ks[len(ks) // 2])
+    some = {str(ks[0]), str(ks[len(ks) // 2])}
     rows = [
-        [f"`{q['method']}`", *(f"{float(q[f'coverage95_class{c}']):.2f}" for c in range(10))]
+        [
+            f"`{q['method']}`" + (f", k = {q['k']}" if q["method"] in OF_K else ""),
+            *(f"{float(q[f'coverage95_class{c}']):.2f}" for c in range(10)),
+        ]
         for q in lines
-        if q["method"] not in OF_K or q["k"] == k
+        if q["method"] not in OF_K or q["k"] in some
     ]
-    return table([f"coverage of class (k = {k})", *map(str, range(10))], rows)
+    return table(["coverage of class", *map(str, range(10))], rows)

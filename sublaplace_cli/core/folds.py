@@ -107,13 +107,17 @@ def columns_of_blocks(blocks: Sequence[Block], S: Tensor, n_rows: int) -> Tensor
 
 
 @together
-def column_products(jacobian: Jacobian, root: Tensor | None, scale: Tensor, S: Tensor, memory: int) -> Tensor:
+def column_products(
+    jacobian: Jacobian, root: Tensor | None, scale: Tensor, S: Tensor, memory: int, *, watch: Watch = unwatched
+) -> Tensor:
     """Σ over the rows of A′ᵀA′ at S (k, k), on and above the diagonal, with A′ = WᵀJ·scale."""
     own, rows = own_part(jacobian)
     W = None if root is None else root[rows]
     B = torch.zeros(len(S), len(S), dtype=torch.float64, device=S.device)
-    for start, J_S in column_chunks(own, S, memory):
-        add_upper(B, weighted_columns(J_S, scale, W, start))
+    with watch(f"products of {len(S)} parameters' gradients: training rows", len(own.outputs)) as progress:
+        for start, J_S in column_chunks(own, S, memory):
+            add_upper(B, weighted_columns(J_S, scale, W, start))
+            progress.advance(J_S.shape[1] // own.outputs.shape[1])
     return team_of(jacobian).total(B)
 
 

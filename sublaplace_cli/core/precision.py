@@ -83,7 +83,7 @@ class Precision:
 
     def submatrix(self, S: Tensor) -> Tensor:
         """A′ᵀA′ at S, i.e. Ω_SS less the prior, in its metric (k, k): what lies on and above the diagonal."""
-        return column_products(self.jacobian, self.own_root, self._scale(S), S, self.memory)
+        return column_products(self.jacobian, self.own_root, self._scale(S), S, self.memory, watch=self.watch)
 
     def gram(self) -> Tensor:
         """K = A V⁻¹ Aᵀ (N·C, N·C)."""

@@ -4,9 +4,10 @@ As in the paper: targets standardised on the training part, Adam at 1e-3 with ba
 100 epochs, prior precision 1, noise variance the mean square of the residuals, at least 1e-3; ten seeds, the
 first 10,000 test rows, an oracle of the same architecture with a longer schedule, and the ensemble of all seeds.
 Ω comes from N training rows drawn afresh for each seed (the appendix says so, with N = 2,000, for Setups A and B).
-The features are standardised too: their sizes differ by a factor of a thousand, and the paper does not say that it
-left them so. How much longer the oracle's schedule is, it does not say either: here three times. Nor whose residuals:
-those of the training rows here, and once more those of the test rows (`…-test-noise`, as Setup D has it).
+The features are standardised too: their sizes differ by a factor of a thousand. The paper standardises the target and
+speaks of no further feature engineering. How much longer the oracle's schedule is, it does not say: here three times.
+Nor whose residuals: those of the training rows here, and once more those of the test rows (`…-test-noise`, as Setup D
+has it).
 
 Three sets of rows: `full`, where the data folder has YearPredictionMSD.txt (as the UCI archive has it); `subset`, the
 genuine rows in year_subset1176.npz, 1,000 of them for training; `made`, made-up rows in the numbers of the full set

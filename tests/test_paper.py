@@ -191,7 +191,7 @@ def test_a_grown_network_is_the_same_function_and_one_logit_tells_the_groups_apa
 
 def test_the_claim_about_the_wheel_is_counted(monkeypatch):
     monkeypatch.syspath_prepend(str(PAPER))
-    from report_wheel import claim
+    from report_wheel import claim, wheel_claims
 
     def of(method, k, *regrets):
         common = {"method": method, "k": k, "delta": "0.95", "variant": "total"}
@@ -202,6 +202,34 @@ def test_the_claim_about_the_wheel_is_counted(monkeypatch):
     rest += of("neural-linear", "", *[400, 500] * 3)
     rest += of("last-k", "100", *[10_000] * 4)  # four seeds: not counted
     assert claim(ours + rest).splitlines()[-1] == "| 0.95 | total | 2 of 3 | 1 of 3 | 1 of 3 | `neural-linear` |"
+    small = of("greedy", "100", *[700] * 5) + of("gradient", "100", *[800] * 5) + of("last-k", "100", *[600] * 5)
+    counted = {said: str(count) for said, _, count in wheel_claims(ours + rest[:-4] + small)}
+    assert counted["`map` explores too little: more regret than those that sample"] == "7 of 7"
+    assert counted["`greedy` has the least regret of those with k = 100"] == "1 of 2"
+
+
+def test_claims_about_distance_and_coverage_are_counted(monkeypatch):
+    monkeypatch.syspath_prepend(str(PAPER))
+    from comparing import best_of, claims, coverage_claims, kfac_claims
+
+    def at(method, k, w2, coverage):
+        numbers = {"w2": str(w2), "coverage95": str(coverage), "discrepancy": str(w2), "n_params": "100"}
+        return {"dataset": "d", "model": "m", "method": method, "k": k, "seed": "0", "rescale": "none"} | numbers
+
+    lines = [at("gradient", "15", 0.9, 0.5), at("gradient", "30", 0.5, 1.0)]
+    lines += [at("greedy", "15", 0.905, 0.5), at("greedy", "30", 0.55, 1.0)]  # within 1 %, and not
+    lines += [at("last-k", "15", 0.903, 0.4), at("last-k", "30", 0.8, 0.94)]  # further by less than 1 %; nearer to 95 %
+    lines += [at("subnet-diagonal", k, 1.0, 0.0) for k in ("15", "30")] + [at("kfac", "", 0.6, 1.0)]
+    made = claims("S", lines, "dataset", "model") + coverage_claims("S", lines, "dataset", "model")
+    counted = {said: str(count) for said, _, count in made + kfac_claims("S", lines, "dataset", "model")}
+    assert counted["`gradient` closer than `last-k`"] == "2 of 2"
+    assert counted["`gradient` closer than `last-k`, by more than 1 %"] == "1 of 2"
+    assert counted["`greedy` as close as `gradient` (to 1 %) or closer"] == "1 of 2"
+    assert counted["coverage of `gradient` nearer to 95 % than that of `last-k`"] == "1 of 2"
+    assert counted["coverage of `gradient` nearer to 95 % than that of `subnet-diagonal`"] == "2 of 2"
+    assert counted["`gradient` closer than `kfac` at a moderate k: up to p/3"] == "1 of 1"
+    assert counted["`gradient` closer than `kfac` at a moderate k: up to p/5"] == "0 of 1"
+    assert best_of(lines).splitlines()[2] == "| `gradient` | 1 / 1 | 1 / 1 |"
 
 
 def test_the_wheel_rewards_the_arm_of_the_quadrant_beyond_delta(monkeypatch):

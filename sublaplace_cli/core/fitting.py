@@ -157,7 +157,7 @@ def fit_full(precision: Precision) -> FullPosterior:
         posterior = FullPosterior(precision, *_factor_gram(precision.gram()))
     except NumericsError as error:
         raise not_good_enough(error.message) from error
-    posterior.require_accuracy(precision.jacobian)
+    posterior.require_accuracy()
     return posterior
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .folds import column_chunks, row_norms
-from .gram_check import require_accuracy, sample_of
+from .gram_check import Sample, require_accuracy, sample_of
 from .jacobian import Jacobian
 from .linalg import column_squares, dual_variance, solve_lower
 from .precision import Precision
@@ -78,23 +78,31 @@ class FullPosterior:
 
     def variance(self, test: Jacobian, norms: Tensor) -> Tensor:
         """gᵀ Ω⁻¹ g for every row and output of `test` (M, C), given its squared norms (M·C,)."""
-        if self.precision.gram_dtype != torch.float64:
-            self.require_accuracy(test)
-        return self._variance(test, norms).reshape(test.outputs.shape)
-
-    def _variance(self, test: Jacobian, norms: Tensor) -> Tensor:
         cross = self.precision.cross_gram(test)  # (N·C, M·C)
+        variance = self._variance(test, norms, cross)
+        if self.precision.gram_dtype != torch.float64:
+            few, chosen = sample_of(test)
+            places = torch.arange(variance.numel(), device=cross.device).reshape(test.outputs.shape)[chosen].flatten()
+            require_accuracy(self.precision, self.factor, few, cross[:, places], variance[places], self._sample)
+        return variance.reshape(test.outputs.shape)
 
+    def _variance(self, test: Jacobian, norms: Tensor, cross: Tensor) -> Tensor:
         def residual_norms(chosen: Tensor, w: Tensor) -> Tensor:
             return self.precision.residual_norms(test, chosen, w)
 
         return dual_variance(self.factor, cross, norms, self.condition, residual_norms)
 
-    def require_accuracy(self, rows: Jacobian) -> None:
-        """Refuse where products in float32 show in the variances, judged by a sample of these rows."""
-        few = sample_of(rows)
+    @cached_property
+    def _sample(self) -> Sample:
+        return Sample.of(self.precision)
+
+    def require_accuracy(self) -> None:
+        """Refuse where products in float32 show in the variances, judged by a sample of the training rows."""
+        few = self._sample.rows
         norms = row_norms(few, self.precision.prior, self.precision.memory)
-        require_accuracy(self.precision, self.factor, few, self._variance(few, norms))
+        cross = self.precision.cross_gram(few)
+        found = self._variance(few, norms, cross)
+        require_accuracy(self.precision, self.factor, few, cross, found, self._sample)
 
 
 def diagonal_variance(precision: Precision, data_diagonal: Tensor, test: Jacobian) -> Tensor:

@@ -9,9 +9,11 @@ import torch
 from core.problems import Problem, solved
 
 from sublaplace_cli.core import gram_check
+from sublaplace_cli.core import precision as precision_module
 from sublaplace_cli.core.fitting import fit_full
 from sublaplace_cli.core.folds import row_norms
-from sublaplace_cli.core.gram_check import require_accuracy, sample_of
+from sublaplace_cli.core.gram_check import Sample, require_accuracy, sample_of
+from sublaplace_cli.core.jacobian import Jacobian
 from sublaplace_cli.core.posterior import FullPosterior
 from sublaplace_cli.errors import NumericsError
 
@@ -33,9 +35,10 @@ def test_the_error_is_that_against_float64(monkeypatch: pytest.MonkeyPatch, name
     problem, posterior, found = of_prior(name, factor, torch.float32)
     true = float(((found - exact) / exact).abs().max())
     assert true > 1e-9, "products in float32 were asked for"
-    few = sample_of(problem.test)
-    places = torch.tensor(few.rows)
-    told = require_accuracy(posterior.precision, posterior.factor, few, found[places].flatten())
+    few, places = sample_of(problem.test)
+    sample = Sample.of(posterior.precision)
+    cross = posterior.precision.cross_gram(few)
+    told = require_accuracy(posterior.precision, posterior.factor, few, cross, found[places].flatten(), sample)
     at_these = float(((found - exact) / exact)[places].abs().max())
     assert at_these <= told * (1 + 1e-3) + 1e-12
     assert told <= 1.2 * at_these + 1e-7, "a check that cries wolf is none"
@@ -45,3 +48,17 @@ def test_what_is_off_by_more_than_the_bound_is_refused() -> None:
     of_prior("mlp-3-outputs", 1.0, torch.float32)
     with pytest.raises(NumericsError, match=r"off by up to 0\.0\d+ of itself \(bound 0\.001\)"):
         of_prior("mlp-3-outputs", 1e-4, torch.float32)
+
+
+def test_the_check_looks_at_all_training_rows_no_more_often_than_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they are large, each look takes as long as a good part of the Gram matrix."""
+    looks, whole = [], precision_module.gram
+
+    def counted(left: Jacobian, right: Jacobian, prior: torch.Tensor, memory: int, dtype: torch.dtype, **watch):
+        looks.append(dtype)
+        return whole(left, right, prior, memory, dtype, **watch)
+
+    monkeypatch.setattr(precision_module, "gram", counted)
+    of_prior("conv-multiclass", 1.0, torch.float32)
+    assert looks.count(torch.float32) == 3, "the Gram matrix, a sample of training rows, the test rows"
+    assert looks.count(torch.float64) == 2, "both samples once more"

@@ -76,7 +76,9 @@ def test_coverage_of_the_classes_is_that_of_the_tool_taken_apart(results):
 def test_the_report_has_pictures_and_says_how_many_runs_there_were(results):
     text = (results / "RESULTS.md").read_text()
     assert "made small 1" in text
-    assert "**binary, resnet20, N = 24** (p = 269722;" in text
+    assert "| `uci` | made: 1 replications of the small network" in text
+    assert "| `wheel` | 3 methods, 1 seeds of each δ and reading | 25 seeds |" in text
+    assert "<summary>binary, resnet20, N = 24 (p = 269722;" in text
     assert "There are not enough runs yet to say." in text
     for name in ("uci.png", "uci-rescaled.png", "year-made.png", "cifar.png", "wheel.png", "wheel-bars.png"):
         assert f"({name})" in text

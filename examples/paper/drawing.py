@@ -67,6 +67,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
+def folded(title: str, text: str) -> str:
+    """A text that is unfolded by a click on its title, for what few readers need."""
+    return f"<details>\n<summary>{title}</summary>\n\n{text}\n\n</details>"
+
+
 def save(figure: Any, path: Path) -> None:
     figure.savefig(path, dpi=110, bbox_inches="tight", metadata={"Software": None})
     plt.close(figure)

@@ -17,7 +17,8 @@ from comparing import (
     passing_kfac,
     summary,
 )
-from drawing import LOOK, OF_K, PLAIN, Line, curves, grouped, mean_and_error, read, shown, table
+from drawing import LOOK, OF_K, PLAIN, Line, curves, folded, grouped, mean_and_error, read, shown, table
+from report_overview import overview
 from report_theory import path_claim, theory, theory_claims
 from report_wheel import wheel, wheel_claims
 
@@ -51,7 +52,8 @@ def run(place: Place) -> None:
     sections = {"theory": theory, "uci": uci, "year": year, "cifar": cifar, "wheel": wheel}
     lines = {name: found for name in sections if (found := read(place.results / f"{name}.csv"))}
     texts = [sections[name](found, place.results) for name, found in lines.items()]
-    (place.results / "RESULTS.md").write_text("\n\n".join([HEAD, summary(all_claims(lines)), *texts]) + "\n")
+    text = "\n\n".join([HEAD, overview(lines), summary(all_claims(lines)), *texts])
+    (place.results / "RESULTS.md").write_text(text + "\n")
 
 
 def all_claims(lines: dict[str, list[Line]]) -> list[Claim]:
@@ -165,7 +167,8 @@ def year(lines: list[Line], folder: Path) -> str:
         curves(
             [[(f"{dataset}: distance", own, "w2"), (f"{dataset}: coverage", own, "coverage95")]], picture, PLAIN_WAYS
         )
-        texts += [over_k(own), compared(own, "dataset"), f"![{dataset}]({picture.name})"]
+        numbers = folded(f"{dataset}: every method and k", over_k(own))
+        texts += [f"![{dataset}]({picture.name})", numbers, compared(own, "dataset")]
     return "\n\n".join(texts)
 
 
@@ -219,9 +222,8 @@ def cifar(lines: list[Line], folder: Path) -> str:
         seconds = own[0]["run_seconds"]
         cost = f"; {float(seconds):.0f} s with {own[0]['threads']} thread(s), other jobs beside it" if seconds else ""
         accuracy = f"accuracy {float(own[0]['accuracy']):.3f}"
-        sections += [f"**{title}** (p = {own[0]['n_params']}; {accuracy}{cost})", over_k(own)]
-        if dataset == "ten-class":
-            sections.append(class_coverage(plain))
+        numbers = [over_k(own)] + ([class_coverage(plain)] if dataset == "ten-class" else [])
+        sections.append(folded(f"{title} (p = {own[0]['n_params']}; {accuracy}{cost})", "\n\n".join(numbers)))
     curves(panels, folder / "cifar.png", PLAIN_WAYS)
     return "\n\n".join(
         [

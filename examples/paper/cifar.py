@@ -73,7 +73,7 @@ def runs(place: Place) -> Iterator[Run]:
     yield Run("ten-class", 20, 2000, 1000)
     yield Run("ten-class", 56, 500, 1000)
     yield Run("single-logit", 110, 2000, 1000)
-    yield Run("ten-class", 56, 1000, 1000)
+    yield Run("ten-class", 56, 1000, 500)
 
 
 def run(place: Place) -> None:

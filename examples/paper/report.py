@@ -221,9 +221,9 @@ def cifar(lines: list[Line], folder: Path) -> str:
         panels.append([(title, plain, "w2"), (title, plain, "coverage95")])
         seconds = own[0]["run_seconds"]
         cost = f"; {float(seconds):.0f} s with {own[0]['threads']} thread(s), other jobs beside it" if seconds else ""
-        accuracy = f"accuracy {float(own[0]['accuracy']):.3f}"
+        rows = f"{own[0]['n_test']} test images, accuracy {float(own[0]['accuracy']):.3f}"
         numbers = [over_k(own)] + ([class_coverage(plain)] if dataset == "ten-class" else [])
-        sections.append(folded(f"{title} (p = {own[0]['n_params']}; {accuracy}{cost})", "\n\n".join(numbers)))
+        sections.append(folded(f"{title} (p = {own[0]['n_params']}; {rows}{cost})", "\n\n".join(numbers)))
     curves(panels, folder / "cifar.png", PLAIN_WAYS)
     return "\n\n".join(
         [
@@ -232,8 +232,8 @@ def cifar(lines: list[Line], folder: Path) -> str:
             "ten-class network (its `neural-linear` is the whole head of ten outputs); `single-logit` a network with "
             "one output, fine-tuned from that for a few epochs on 10,000 images, not trained from noise for 100 epochs "
             "on 50,000; `ten-class` the given network with the softmax Hessian, its Gram products in float32. The "
-            "oracle of coverage is the given ResNet-56, for itself the ResNet-20; the paper's is a WRN-28-10. 1,000 "
-            "test images; images are normalised as the given networks want it (with ImageNet's means); shortcuts are "
+            "oracle of coverage is the given ResNet-56, for itself the ResNet-20; the paper's is a WRN-28-10. "
+            "Images are normalised as the given networks want it (with ImageNet's means); shortcuts are "
             "of option A, without parameters, so p is a little smaller than the paper's. W2 of ten classes is the mean "
             "over classes. `kfac` leaves the parameters of batch normalisation at their prior. There being no "
             "ResNet-110, one is grown from the ResNet-56, its oracle, by blocks that begin as the identity: it is "

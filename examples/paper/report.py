@@ -236,8 +236,9 @@ def cifar(lines: list[Line], folder: Path) -> str:
             "Images are normalised as the given networks want it (with ImageNet's means); shortcuts are "
             "of option A, without parameters, so p is a little smaller than the paper's. W2 of ten classes is the mean "
             "over classes. `kfac` leaves the parameters of batch normalisation at their prior. There being no "
-            "ResNet-110, one is grown from the ResNet-56, its oracle, by blocks that begin as the identity: it is "
-            "here for its cost and not counted among the claims.",
+            "ResNet-110, one is grown from the ResNet-56, its oracle, by blocks that begin as the identity (the "
+            "weights before its head, `last-k`'s, are of such a block): it is here for its cost and not counted among "
+            "the claims.",
             compared([q for q in lines if q["model"] != "resnet110"], "dataset", "model", "n_train"),
             "![W2 and coverage over k](cifar.png)",
             *sections,

@@ -99,45 +99,55 @@ class Standing(NamedTuple):
     below: list[str]  # in the mean
 
 
-def means_of(lines: list[Line]) -> dict[tuple[str, str], dict[tuple[str, str], tuple[float, float]]]:
-    """Mean regret and its error of every method and k with enough seeds, under each δ and reading."""
-    means = {}
+class Regret(NamedTuple):
+    """Final regret over seeds."""
+
+    mean: float
+    error: float
+    median: float
+
+
+def regrets_of(lines: list[Line]) -> dict[tuple[str, str], dict[tuple[str, str], Regret]]:
+    """That of every method and k with enough seeds, under each δ and reading."""
+    found = {}
     for (delta, variant), own in sorted(grouped(lines, "delta", "variant").items(), reverse=True):
         # `map` belongs to both readings: it samples nothing.
         both = own + [q for q in lines if q["method"] == "map" and q["delta"] == delta and q not in own]
-        means[delta, variant] = {
-            way: mean_and_error(group, "regret")
+        found[delta, variant] = {
+            way: Regret(*mean_and_error(group, "regret"), median(float(q["regret"]) for q in group))
             for way, group in grouped(both, "method", "k").items()
             if len(group) >= LEAST_SEEDS
         }
-    return means
+    return found
 
 
 def standings(lines: list[Line]) -> Iterator[Standing]:
-    for (delta, variant), found in means_of(lines).items():
+    for (delta, variant), found in regrets_of(lines).items():
         if not all(way in found for way in OURS):
             continue
-        better, worse = sorted((found[way] for way in OURS), key=lambda value: value[0])
+        better, worse = sorted(found[way] for way in OURS)
         rest = {way: value for way, value in found.items() if way not in OURS}
         above = [
-            Count(sum(mean - best[0] > 2 * math.hypot(error, best[1]) for mean, error in rest.values()), len(rest))
+            Count(sum(q.mean - best.mean > 2 * math.hypot(q.error, best.error) for q in rest.values()), len(rest))
             for best in (better, worse)
         ]
-        twice = Count(sum(mean >= 2 * worse[0] for mean, _ in rest.values()), len(rest))
-        below = [f"`{m}`{' ' + k if k else ''}" for (m, k), value in sorted(rest.items()) if value[0] < better[0]]
+        twice = Count(sum(q.mean >= 2 * worse.mean for q in rest.values()), len(rest))
+        below = [f"`{m}`{' ' + k if k else ''}" for (m, k), value in sorted(rest.items()) if value.mean < better.mean]
         yield Standing(delta, variant, *above, twice, below)
 
 
 def wheel_claims(lines: list[Line]) -> list[Claim]:
     claim = "`gradient` and `greedy` (k = 500) far below the others: at most half of their regret"
     found = [(claim, f"wheel, δ = {q.delta}, {q.variant}", q.twice) for q in standings(lines)]
-    for (delta, variant), means in means_of(lines).items():
+    for (delta, variant), regrets in regrets_of(lines).items():
         where = f"wheel, δ = {delta}, {variant}"
-        if ("map", "") in means:
-            rest = [mean for way, (mean, _) in means.items() if way != ("map", "")]
-            above = Count(sum(mean < means["map", ""][0] for mean in rest), len(rest))
-            found.append(("`map` explores too little: more regret than those that sample", where, above))
-        small = {method: mean for (method, k), (mean, _) in means.items() if k == "100"}
+        unsampled = regrets.pop(("map", ""), None)
+        # Both, because one run that fails altogether decides a mean of a few.
+        for which in ("mean", "median") if unsampled else ():
+            above = Count(sum(getattr(q, which) < getattr(unsampled, which) for q in regrets.values()), len(regrets))
+            said = f"`map` explores too little: more regret than those that sample, in the {which}"
+            found.append((said, where, above))
+        small = {method: q.mean for (method, k), q in regrets.items() if k == "100"}
         if "greedy" in small:
             lowest = Count(sum(small["greedy"] < small[m] for m in small if m != "greedy"), len(small) - 1)
             found.append(("`greedy` has the least regret of those with k = 100", where, lowest))

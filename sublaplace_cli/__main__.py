@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from . import signals
+from .cli import signals
 
 
 def main() -> None:
@@ -14,11 +14,11 @@ def main() -> None:
     _prepare_streams()
     prefer_large_pages()
     try:
-        from .app import app
+        from .cli.app import app
 
         app()
     except signals.Interrupted as interruption:
-        from .parallel import end_of
+        from .distributed.process_group import end_of
 
         signals.ignore()
         message, code = end_of(interruption.exit_code)

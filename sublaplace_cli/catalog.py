@@ -63,14 +63,14 @@ METRICS: dict[str, str | None] = {
 METRIC_VERSION = 1  # raised when the definition of a metric changes: older baselines are then not compared with
 
 FORMATS = {
-    "table": "sublaplace_cli.formats:table",
-    "tsv": "sublaplace_cli.formats:tsv",
-    "json": "sublaplace_cli.formats:json_text",
-    "jsonl": "sublaplace_cli.formats:jsonl",
-    "csv": "sublaplace_cli.formats:csv_text",
-    "markdown": "sublaplace_cli.formats:markdown",
-    "junit": "sublaplace_cli.formats_ci:junit",
-    "github": "sublaplace_cli.formats_ci:github",
+    "table": "sublaplace_cli.render.text:table",
+    "tsv": "sublaplace_cli.render.text:tsv",
+    "json": "sublaplace_cli.render.text:json_text",
+    "jsonl": "sublaplace_cli.render.text:jsonl",
+    "csv": "sublaplace_cli.render.text:csv_text",
+    "markdown": "sublaplace_cli.render.text:markdown",
+    "junit": "sublaplace_cli.render.ci:junit",
+    "github": "sublaplace_cli.render.ci:github",
 }
 SUFFIXES = {
     **{".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv", ".md": "markdown", ".txt": "table"},
@@ -78,25 +78,25 @@ SUFFIXES = {
 }
 
 PICTURES = {
-    "curves": "sublaplace_cli.plots:curves",
-    "calibration": "sublaplace_cli.plots:calibration",
-    "scatter": "sublaplace_cli.plots:scatter",
-    "map": "sublaplace_cli.plots:layer_map",
+    "curves": "sublaplace_cli.render.plots:curves",
+    "calibration": "sublaplace_cli.render.plots:calibration",
+    "scatter": "sublaplace_cli.render.plots:scatter",
+    "map": "sublaplace_cli.render.plots:layer_map",
 }
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 ARCHITECTURES = {
-    "mlp": "sublaplace_cli.models.mlp:mlp",
-    "cifar_resnet": "sublaplace_cli.models.cifar_resnet:cifar_resnet",
+    "mlp": "sublaplace_cli.architectures.mlp:mlp",
+    "cifar_resnet": "sublaplace_cli.architectures.cifar_resnet:cifar_resnet",
 }
 
 DATA_FORMATS = {
-    "csv": "sublaplace_cli.files.tables:read_csv",
-    "parquet": "sublaplace_cli.files.tables:read_parquet",
-    "npz": "sublaplace_cli.files.arrays:read_npz",
-    "npy": "sublaplace_cli.files.arrays:read_npy",
-    "safetensors": "sublaplace_cli.files.arrays:read_safetensors",
-    "imagefolder": "sublaplace_cli.files.images:read_imagefolder",
+    "csv": "sublaplace_cli.files.data.tables:read_csv",
+    "parquet": "sublaplace_cli.files.data.tables:read_parquet",
+    "npz": "sublaplace_cli.files.data.arrays:read_npz",
+    "npy": "sublaplace_cli.files.data.arrays:read_npy",
+    "safetensors": "sublaplace_cli.files.data.arrays:read_safetensors",
+    "imagefolder": "sublaplace_cli.files.data.images:read_imagefolder",
 }
 
 

@@ -170,7 +170,7 @@ def test_a_grown_network_is_the_same_function_and_one_logit_tells_the_groups_apa
     monkeypatch.syspath_prepend(str(PAPER))
     from cifar_training import augmented, grown, one_logit
 
-    from sublaplace_cli.models.cifar_resnet import cifar_resnet
+    from sublaplace_cli.architectures.cifar_resnet import cifar_resnet
 
     torch.manual_seed(0)
     small, x = cifar_resnet(depth=20, out=10, shortcut="A").eval(), torch.randn(5, 3, 32, 32)

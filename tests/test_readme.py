@@ -18,9 +18,9 @@ from cli.cli_tools import Tool, shell
 from safetensors.torch import load_file, save_file
 
 from sublaplace_cli import catalog
-from sublaplace_cli.files import spec_models
-from sublaplace_cli.files.spec import load_spec
-from sublaplace_cli.options import COMMANDS
+from sublaplace_cli.cli.options import COMMANDS
+from sublaplace_cli.files.spec import models as spec_models
+from sublaplace_cli.files.spec.spec import load_spec
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -136,7 +136,7 @@ def numbers(text):
 
 
 def test_every_option_has_help():
-    from sublaplace_cli.options import OPTIONS
+    from sublaplace_cli.cli.options import OPTIONS
     from sublaplace_cli.steps.settings import Settings
 
     assert {field.name for field in dataclasses.fields(Settings)} == set(OPTIONS)

@@ -10,9 +10,11 @@ import time
 
 import pytest
 
-from sublaplace_cli import parallel, ranks, vigil
+from sublaplace_cli.distributed import heartbeat as vigil
+from sublaplace_cli.distributed import process_group as parallel
+from sublaplace_cli.distributed import ranks
+from sublaplace_cli.distributed.heartbeat import Loss, Vigil, process_is_gone
 from sublaplace_cli.errors import RunError, SublaplaceError, UserError
-from sublaplace_cli.vigil import Loss, Vigil, process_is_gone
 
 ELSEWHERE = "another-machine"
 

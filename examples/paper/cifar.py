@@ -24,8 +24,8 @@ from cifar_training import MEAN, STD, UPPER, normalised, train, weights_name
 from common import METRICS, PAPER_K, Place, evaluate, metric_lines, pending, save_weights, write_spec
 from safetensors.torch import load_file
 
-from sublaplace_cli.console import Console
-from sublaplace_cli.models.cifar_resnet import cifar_resnet
+from sublaplace_cli.architectures.cifar_resnet import cifar_resnet
+from sublaplace_cli.cli.console import Console
 
 NAME = "cifar"
 PAPER_METHODS = ("gradient", "greedy", "subnet-diagonal", "last-k", "neural-linear")

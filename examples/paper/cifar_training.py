@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sublaplace_cli.models.cifar_resnet import CifarResNet, cifar_resnet
+from sublaplace_cli.architectures.cifar_resnet import CifarResNet, cifar_resnet
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 GIVEN = (20, 56)  # depths of the ten-class checkpoints

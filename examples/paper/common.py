@@ -17,7 +17,7 @@ import yaml
 from safetensors.torch import save_file
 from torch import nn
 
-from sublaplace_cli.formats import json_text
+from sublaplace_cli.render.text import json_text
 from sublaplace_cli.steps.commands import run_command
 from sublaplace_cli.steps.settings import Reporter, Settings, Silent
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from common import HERE, Place
 
-from sublaplace_cli.console import Console
+from sublaplace_cli.cli.console import Console
 from sublaplace_cli.errors import SublaplaceError
 
 STUDIES = ("theory", "uci", "year", "cifar", "wheel")

@@ -23,12 +23,12 @@ import torch
 from common import HERE, Place, SeedRun, evaluate, pending
 from torch import Tensor
 
-from sublaplace_cli.core.blocks import DenseBlock
-from sublaplace_cli.core.fitting import fit_subnet
-from sublaplace_cli.core.jacobian import HeldJacobian
-from sublaplace_cli.core.layout import Layout
+from sublaplace_cli.core.jacobian.blocks import DenseBlock
+from sublaplace_cli.core.jacobian.rows import HeldJacobian
 from sublaplace_cli.core.likelihoods import regression
-from sublaplace_cli.core.precision import Precision
+from sublaplace_cli.core.network.layout import Layout
+from sublaplace_cli.core.omega.precision import Precision
+from sublaplace_cli.core.posterior.fitting import fit_subnet
 from sublaplace_cli.core.selectors import SelectionProblem
 from sublaplace_cli.core.selectors.baselines import last_k, subnet_diagonal
 from sublaplace_cli.core.selectors.gradient import gradient

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from common import METRICS, PAPER_K, Place, evaluate, metric_lines, pending, save_weights, train_full_batch, write_spec
 
-from sublaplace_cli.models.mlp import mlp
+from sublaplace_cli.architectures.mlp import mlp
 
 NAME = "uci"
 SETS = ("boston", "concrete", "energy", "wine-quality-red")

@@ -21,18 +21,18 @@ from common import Place, pending
 from learner import Learner
 from torch import Tensor, nn
 
-from sublaplace_cli.core.capture import Capture, prepare_capture
-from sublaplace_cli.core.fitting import fit_subnet
-from sublaplace_cli.core.jacobian import Gathering, HeldJacobian
-from sublaplace_cli.core.layout import Layout
+from sublaplace_cli.architectures.mlp import mlp
+from sublaplace_cli.core.jacobian.capture import Capture, prepare_capture
+from sublaplace_cli.core.jacobian.rows import Gathering, HeldJacobian
 from sublaplace_cli.core.likelihoods import regression
-from sublaplace_cli.core.posterior import subnet_variance
-from sublaplace_cli.core.precision import Precision
+from sublaplace_cli.core.network.layout import Layout
+from sublaplace_cli.core.omega.precision import Precision
+from sublaplace_cli.core.posterior.fitting import fit_subnet
+from sublaplace_cli.core.posterior.posterior import subnet_variance
 from sublaplace_cli.core.selectors import Selection, SelectionProblem
 from sublaplace_cli.core.selectors.baselines import last_k, neural_linear, subnet_diagonal
 from sublaplace_cli.core.selectors.gradient import gradient
 from sublaplace_cli.core.selectors.greedy import greedy
-from sublaplace_cli.models.mlp import mlp
 
 NAME = "wheel"
 ARMS, HIGH, LOW, NOISE = 5, 50.0, 1.0, 0.01

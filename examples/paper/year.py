@@ -31,7 +31,7 @@ from common import METRICS, PAPER_K, Place, SeedRun, claimed, evaluate, metric_l
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sublaplace_cli.models.mlp import mlp
+from sublaplace_cli.architectures.mlp import mlp
 
 NAME = "year"
 FULL_FILE, SUBSET_FILE = "YearPredictionMSD.txt", "year_subset1176.npz"

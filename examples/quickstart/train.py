@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from sklearn.datasets import load_diabetes
 
-from sublaplace_cli.models.mlp import mlp
+from sublaplace_cli.architectures.mlp import mlp
 
 HERE = Path(__file__).parent
 TRAIN_ROWS = 353

@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.team import ALONE, Team
+from ..core.workers import ALONE, Team
 from ..device import OUT_OF_MEMORY
 from ..errors import UserError
-from ..files.atomic import write_text
-from ..files.spec import LoadedSpec
-from ..files.spec_gate import limits_of
+from ..files.artifacts.atomic import write_text
+from ..files.spec.gate import limits_of
+from ..files.spec.spec import LoadedSpec
+from ..results.baseline import load_baseline
+from ..results.gate import judge, limits_of_command
 from . import evaluate, fit, jacobians, product, select
-from .baseline import load_baseline
 from .evaluate import Evaluation
 from .figures import Figures, figures_of
 from .following import follow
-from .gate import judge, limits_of_command
 from .opening import open_session
 from .outputs import check_outputs, protect_inputs
 from .plan import plan, plan_of_sweep

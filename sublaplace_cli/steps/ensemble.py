@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from ..files.networks import load_network
+from ..files.networks.networks import load_network
 from .session import Session
 
 FIELD = "ensemble.checkpoints"

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ..core.bracket import Bracket, bracket
 from ..core.metrics import Predictive, Scores, score
-from ..core.theorem import require_not_larger
+from ..core.posterior.bounds import Bracket, bracket
+from ..core.posterior.theorem1 import require_not_larger
 from ..errors import UserError
 from .ensemble import ensemble_spread
 from .full import FULL, ipv

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.fitting import fit_path
-from ..core.posterior import FullPosterior, SubnetPosterior
-from ..core.rescale import Rescale
+from ..core.posterior.fitting import fit_path
+from ..core.posterior.posterior import FullPosterior, SubnetPosterior
+from ..core.posterior.rescale import Rescale
 from ..core.selectors import checked
 from ..errors import UserError
-from ..files.artifacts import Artifact
-from ..files.run_folder import file_stem
+from ..files.artifacts.artifact import Artifact
+from ..files.artifacts.run_folder import file_stem
 from .full import FULL, full_posterior_of, ipv, store_posterior, variant, warn_if_ill_conditioned
 from .given import indices_from_file
 from .jacobians import noise_variance, precision_of

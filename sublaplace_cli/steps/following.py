@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..core.jacobian import Jacobian
-from ..core.shared import some_rows
-from ..core.team import QUESTIONS
+from ..core.jacobian.rows import Jacobian
+from ..core.jacobian.sharded import some_rows
+from ..core.workers import QUESTIONS
 from .passes import make_rows, read_rows
 from .session import Session
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from ..core.fitting import fit_full
 from ..core.linalg import WARN_CONDITION
-from ..core.posterior import FullPosterior
-from ..files.artifacts import write_artifact
-from ..files.run_folder import file_stem
+from ..core.posterior.fitting import fit_full
+from ..core.posterior.posterior import FullPosterior
+from ..files.artifacts.artifact import write_artifact
+from ..files.artifacts.run_folder import file_stem
 from .jacobians import noise_variance, precision_of
 from .session import Session
 

@@ -9,8 +9,8 @@ import torch
 
 from ..core.selectors import checked
 from ..errors import UserError
-from ..files.artifacts import open_artifact
-from ..files.atomic import digest_of
+from ..files.artifacts.artifact import open_artifact
+from ..files.artifacts.atomic import digest_of
 from .select import Chosen
 from .session import Session
 

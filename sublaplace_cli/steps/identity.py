@@ -11,11 +11,11 @@ import torch
 from .. import __version__
 from ..catalog import METRIC_VERSION
 from ..errors import UserError
-from ..files.atomic import digest_of, digest_of_files
-from ..files.datasets import origin_of
-from ..files.networks import Network
-from ..files.run_folder import fingerprint
-from ..files.spec import LoadedSpec
+from ..files.artifacts.atomic import digest_of, digest_of_files
+from ..files.artifacts.run_folder import fingerprint
+from ..files.data.datasets import origin_of
+from ..files.networks.networks import Network
+from ..files.spec.spec import LoadedSpec
 from .settings import Settings
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..core.forward import Inputs, outputs
-from ..core.layout import Layout
+from ..core.network.forward import Inputs, outputs
+from ..core.network.layout import Layout
 from ..errors import SublaplaceError, UserError, suggestion
-from ..files.datasets import Split
+from ..files.data.datasets import Split
 
 ROWS_PER_FORWARD = 128
 MARGLIK = "marglik"  # in place of a number: by marginal likelihood

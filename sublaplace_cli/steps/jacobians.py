@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from ..catalog import LIKELIHOODS, load
-from ..core.folds import squared_gradients
-from ..core.precision import Precision
+from ..core.omega.precision import Precision
+from ..core.omega.row_sums import squared_gradients
 from ..errors import UserError
-from ..files.artifacts import write_artifact
+from ..files.artifacts.artifact import write_artifact
 from .inputs import MARGLIK, targets_of
 from .passes import jacobian_of
 from .session import Session

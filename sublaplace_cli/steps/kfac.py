@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor, nn
 
-from ..core.kronecker import Factors, kronecker_freedom, kronecker_variance
+from ..core.posterior.kronecker import Factors, kronecker_freedom, kronecker_variance
 from ..errors import UserError
 from .inputs import targets_of
 from .jacobians import noise_variance

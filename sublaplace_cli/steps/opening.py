@@ -9,15 +9,15 @@ from pathlib import Path
 import torch
 
 from .. import device as devices
-from ..core.capture import prepare_capture
-from ..core.forward import last_linear
-from ..core.layout import Layout
-from ..core.team import ALONE, Team
+from ..core.jacobian.capture import prepare_capture
+from ..core.network.forward import last_linear
+from ..core.network.layout import Layout
+from ..core.workers import ALONE, Team
 from ..errors import UserError
-from ..files.datasets import Scales, Split, data_files, load_splits, require_extra
-from ..files.networks import load_network
-from ..files.run_folder import default_folder, fingerprint
-from ..files.spec import LoadedSpec, find_spec, load_spec
+from ..files.artifacts.run_folder import default_folder, fingerprint
+from ..files.data.datasets import Scales, Split, data_files, load_splits, require_extra
+from ..files.networks.networks import load_network
+from ..files.spec.spec import LoadedSpec, find_spec, load_spec
 from .identity import ensemble_files, identity_of, oracle_files
 from .inputs import InputReader, check_targets, prior_vector
 from .session import Session

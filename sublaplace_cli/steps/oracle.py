@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from ..files.matrix import read_matrix
-from ..files.networks import load_network
+from ..files.data.matrix import read_matrix
+from ..files.networks.networks import load_network
 from .inputs import InputReader
 from .session import Session
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ..errors import UserError
-from ..files.atomic import PART
+from ..files.artifacts.atomic import PART
 from .session import Session
 from .settings import Settings
 

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.blocks import Block, kept_bytes
-from ..core.capture import Captured
-from ..core.jacobian import (
+from ..core.jacobian.blocks import Block, kept_bytes
+from ..core.jacobian.capture import Captured
+from ..core.jacobian.rows import (
     Gathering,
     HeldJacobian,
     HoldingJacobian,
@@ -25,12 +25,12 @@ from ..core.jacobian import (
     SomeRows,
     StoredJacobian,
 )
-from ..core.shared import SharedJacobian, holders_of
-from ..core.team import LEADER
+from ..core.jacobian.sharded import SharedJacobian, holders_of
+from ..core.workers import LEADER
 from ..errors import UserError
-from ..files.artifact_layout import by_rows
-from ..files.artifacts import Artifact, open_artifact
-from ..files.row_writer import RowWriter
+from ..files.artifacts.artifact import Artifact, open_artifact
+from ..files.artifacts.layout import by_rows
+from ..files.artifacts.row_writer import RowWriter
 from .session import Session
 from .settings import format_bytes
 from .staging import StagedBlocks

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.blocks import PANEL
-from ..core.fitting import full_bytes, natural_form, subnet_bytes
-from ..core.folds import GRAM_TILE_BYTES
-from ..core.jacobian import MOST_TILE_BYTES, TILE_SHARE
+from ..core.jacobian.blocks import PANEL
+from ..core.jacobian.rows import MOST_TILE_BYTES, TILE_SHARE
+from ..core.omega.row_sums import GRAM_TILE_BYTES
+from ..core.posterior.fitting import full_bytes, natural_form, subnet_bytes
 from ..core.selectors.greedy import columns_room, first_width
 from ..device import peak_memory
-from ..files.run_folder import file_stem
+from ..files.artifacts.run_folder import file_stem
 from .full import FULL, variant
 from .passes import held_form, jacobian_bytes, settled_bytes, will_store
 from .request import Choice, actual_k

@@ -13,8 +13,8 @@ import torch
 
 from ..core.metrics import log_probabilities
 from ..errors import UserError
-from ..files.artifacts import write_artifact
-from ..files.atomic import write_text
+from ..files.artifacts.artifact import write_artifact
+from ..files.artifacts.atomic import write_text
 from .evaluate import Evaluation
 from .session import Session
 from .spreads import Spread

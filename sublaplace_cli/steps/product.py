@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.folds import columns_of_blocks
-from ..core.jacobian import TILE_SHARE
+from ..core.jacobian.rows import TILE_SHARE
 from ..core.metrics import Predictive, score
-from ..core.posterior import SubnetPosterior
-from ..core.rescale import Rescale
-from ..core.sampling import draw_outputs, draw_parameters
+from ..core.omega.row_sums import columns_of_blocks
+from ..core.posterior.posterior import SubnetPosterior
+from ..core.posterior.rescale import Rescale
+from ..core.posterior.sampling import draw_outputs, draw_parameters
 from ..errors import UserError
-from ..files.artifacts import Artifact, open_artifact
-from ..files.transforms import MeanStd, Scales
+from ..files.artifacts.artifact import Artifact, open_artifact
+from ..files.data.transforms import MeanStd, Scales
 from .evaluate import Evaluation, row_of
 from .fit import Fitted, read_fitted
 from .full import FULL

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from ..catalog import FORMATS, METHODS, NAMES_PREFIX, PICTURE_SUFFIXES, PICTURES, SUFFIXES
 from ..errors import UserError, suggestion
-from .gate import limits_of_command
+from ..results.gate import limits_of_command
 from .settings import Settings, parse_bytes
 
 DEFAULT_METHOD = "gradient"

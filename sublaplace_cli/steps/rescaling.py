@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..core.folds import row_norms
-from ..core.posterior import SubnetPosterior
-from ..core.rescale import Rescale, fit_rescale, fit_scale, left_out_full, left_out_subnet, outside_norms
+from ..core.omega.row_sums import row_norms
+from ..core.posterior.posterior import SubnetPosterior
+from ..core.posterior.rescale import Rescale, fit_rescale, fit_scale, left_out_full, left_out_subnet, outside_norms
 from .full import full_posterior_of
 from .jacobians import precision_of
 from .passes import jacobian_of

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from ..catalog import LIKELIHOODS, load
-from ..core.fitting import path_gains
-from ..core.precision import Precision
+from ..core.omega.precision import Precision
+from ..core.posterior.fitting import path_gains
 from ..core.selectors import Selection, SelectionProblem, checked
 from ..core.selectors.baselines import by_name, require_last_linear, require_match
 from ..core.selectors.greedy import columns_held, is_cramped, pool_size
 from ..errors import UserError
-from ..files.artifacts import write_artifact
-from ..files.imports import load_function
-from ..files.run_folder import file_stem
+from ..files.artifacts.artifact import write_artifact
+from ..files.artifacts.run_folder import file_stem
+from ..files.networks.imports import load_function
 from .ensemble import require_ensemble
 from .full import full_posterior_of
 from .jacobians import noise_variance, precision_of, score_and_diagonal, scores_of

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 
 from .. import __version__
 from .. import device as devices
-from ..core.capture import Capture, Captured, joined_passes
-from ..core.forward import Inputs, map_inputs, row_count
-from ..core.layout import Layout
-from ..core.rescale import Kind
-from ..core.team import ALONE, Answer, Team
-from ..files.datasets import Split, origin_of
-from ..files.networks import Network
-from ..files.run_folder import RunFolder, fingerprint
-from ..files.spec import LoadedSpec
+from ..core.jacobian.capture import Capture, Captured, joined_passes
+from ..core.network.forward import Inputs, map_inputs, row_count
+from ..core.network.layout import Layout
+from ..core.posterior.rescale import Kind
+from ..core.workers import ALONE, Answer, Team
+from ..files.artifacts.run_folder import RunFolder, fingerprint
+from ..files.data.datasets import Split, origin_of
+from ..files.networks.networks import Network
+from ..files.spec.spec import LoadedSpec
 from .identity import provenance_of
 from .inputs import InputReader
 from .settings import Reporter, Settings, format_bytes, parse_bytes

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.folds import column_chunks
 from ..core.metrics import Predictive
-from ..core.posterior import diagonal_freedom, diagonal_variance, path_variances
-from ..core.rescale import Rescale, outside_norms
-from ..core.sampling import draw_outputs, draw_parameters
-from ..files.artifacts import Artifact, write_artifact
-from ..files.run_folder import file_stem
+from ..core.omega.row_sums import column_chunks
+from ..core.posterior.posterior import diagonal_freedom, diagonal_variance, path_variances
+from ..core.posterior.rescale import Rescale, outside_norms
+from ..core.posterior.sampling import draw_outputs, draw_parameters
+from ..files.artifacts.artifact import Artifact, write_artifact
+from ..files.artifacts.run_folder import file_stem
 from .ensemble import ensemble_spread
 from .fit import Fitted, begins, posteriors_of
 from .full import FULL, full_posterior_of, variant

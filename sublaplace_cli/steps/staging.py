@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from .. import device as devices
-from ..core.blocks import Block
-from ..files.artifacts import Artifact
+from ..core.jacobian.blocks import Block
+from ..files.artifacts.artifact import Artifact
 
 Place = tuple[int, int, int]  # block, first and last row
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..catalog import LIKELIHOODS, load
-from ..core.capture import Captured
+from ..core.jacobian.capture import Captured
 
 
 class Totals:

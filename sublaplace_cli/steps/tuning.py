@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from ..catalog import LIKELIHOODS, load
-from ..core.evidence import LEAST, MOST, Evidence, Optimum, maximise
-from ..core.fitting import full_bytes
-from ..core.folds import column_chunks, gram, row_norms, weigh_columns
 from ..core.metrics import Predictive, log_probabilities, score
-from ..core.validation import LEAST as LEAST_TUNED
-from ..core.validation import MOST as MOST_TUNED
-from ..core.validation import Spectrum, minimise
+from ..core.omega.row_sums import column_chunks, gram, row_norms, weigh_columns
+from ..core.posterior.fitting import full_bytes
+from ..core.tuning.marglik import LEAST, MOST, Evidence, Optimum, maximise
+from ..core.tuning.nll import LEAST as LEAST_TUNED
+from ..core.tuning.nll import MOST as MOST_TUNED
+from ..core.tuning.nll import Spectrum, minimise
 from ..errors import RunError, UserError
-from ..files.artifacts import write_artifact
+from ..files.artifacts.artifact import write_artifact
 from .inputs import MARGLIK, prior_vector, targets_of
 from .jacobians import TUNED_NOISE, noise_variance
 from .passes import jacobian_of

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from sublaplace_cli.models.cifar_resnet import cifar_resnet
+from sublaplace_cli.architectures.cifar_resnet import cifar_resnet
 
 HERE = Path(__file__).resolve().parent
 

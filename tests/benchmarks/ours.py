@@ -11,19 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from sublaplace_cli.__main__ import prefer_large_pages
-from sublaplace_cli.core.blocks import DenseBlock
-from sublaplace_cli.core.capture import Capture, prepare_capture
-from sublaplace_cli.core.fitting import fit_full, fit_subnet
-from sublaplace_cli.core.folds import row_norms
-from sublaplace_cli.core.jacobian import Gathering, HeldJacobian
-from sublaplace_cli.core.layout import Layout
+from sublaplace_cli.architectures.cifar_resnet import cifar_resnet
+from sublaplace_cli.core.jacobian.blocks import DenseBlock
+from sublaplace_cli.core.jacobian.capture import Capture, prepare_capture
+from sublaplace_cli.core.jacobian.rows import Gathering, HeldJacobian
 from sublaplace_cli.core.likelihoods import regression
 from sublaplace_cli.core.linalg import STRIP
-from sublaplace_cli.core.posterior import subnet_variance
-from sublaplace_cli.core.precision import Precision
+from sublaplace_cli.core.network.layout import Layout
+from sublaplace_cli.core.omega.precision import Precision
+from sublaplace_cli.core.omega.row_sums import row_norms
+from sublaplace_cli.core.posterior.fitting import fit_full, fit_subnet
+from sublaplace_cli.core.posterior.posterior import subnet_variance
 from sublaplace_cli.core.selectors import SelectionProblem
 from sublaplace_cli.core.selectors.gradient import gradient
-from sublaplace_cli.models.cifar_resnet import cifar_resnet
 
 MEMORY = 8 * 2**30
 prefer_large_pages()  # as the command does

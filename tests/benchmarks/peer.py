@@ -18,7 +18,7 @@ BACKENDS = {"curvlinops": CurvlinopsGGN, "backpack": BackPackGGN, "asdl": AsdlGG
 
 
 def resnet20() -> nn.Module:
-    from sublaplace_cli.models.cifar_resnet import cifar_resnet
+    from sublaplace_cli.architectures.cifar_resnet import cifar_resnet
 
     return cifar_resnet(depth=20, out=1, shortcut="B")
 

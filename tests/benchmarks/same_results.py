@@ -208,7 +208,11 @@ def outcome(checkout: Path, case: str) -> dict[str, Any]:
         make_project(kind, folder)
         found: dict[str, Any] = {f"stdout {i}": run(checkout, folder, words) for i, words in enumerate(commands)}
         for path in sorted(folder.rglob("*")):
-            if path.is_file() and path.suffix in (".safetensors", ".csv", ".jsonl", ".json") and path.name != "first.json":
+            if (
+                path.is_file()
+                and path.suffix in (".safetensors", ".csv", ".jsonl", ".json")
+                and path.name != "first.json"
+            ):
                 found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
         return found
 
@@ -232,7 +236,9 @@ def main() -> int:
         broken += bool(different)
         sys.stdout.write(f"{'DIFFERS' if different else 'same'}  {case} ({len(mine)} files and results)\n")
         for key in different:
-            sys.stdout.write(f"    {key}: {str(mine.get(key))[:600]}\n    {' ' * len(key)}  {str(theirs.get(key))[:600]}\n")
+            sys.stdout.write(
+                f"    {key}: {str(mine.get(key))[:600]}\n    {' ' * len(key)}  {str(theirs.get(key))[:600]}\n"
+            )
         sys.stdout.flush()
     return 1 if broken else 0
 

@@ -19,9 +19,10 @@ from pathlib import Path
 import torch
 from large import images, prepare, resnet
 
-from sublaplace_cli import parallel, ranks
 from sublaplace_cli.__main__ import prefer_large_pages
-from sublaplace_cli.core.team import Team
+from sublaplace_cli.core.workers import Team
+from sublaplace_cli.distributed import process_group as parallel
+from sublaplace_cli.distributed import ranks
 from sublaplace_cli.steps.following import follow
 from sublaplace_cli.steps.jacobians import precision_of
 from sublaplace_cli.steps.opening import open_session

@@ -11,9 +11,9 @@ import torch
 from ours import MEMORY, jacobian, precision, prepared, resnet20
 from torch import Tensor, nn
 
-from sublaplace_cli.core.fitting import fit_path
-from sublaplace_cli.core.posterior import path_variances
-from sublaplace_cli.core.precision import Precision
+from sublaplace_cli.core.omega.precision import Precision
+from sublaplace_cli.core.posterior.fitting import fit_path
+from sublaplace_cli.core.posterior.posterior import path_variances
 from sublaplace_cli.core.selectors import Selection, SelectionProblem
 from sublaplace_cli.core.selectors.gradient import gradient
 from sublaplace_cli.core.selectors.greedy import greedy

@@ -11,7 +11,7 @@ from cli.cli_tools import Project, Tool, mlp, refused, save
 
 from sublaplace_cli.catalog import PICTURES
 from sublaplace_cli.errors import UserError
-from sublaplace_cli.plots import COLOURS, _colour, _grouped, _marker
+from sublaplace_cli.render.plots import COLOURS, _colour, _grouped, _marker
 from sublaplace_cli.steps import request
 from sublaplace_cli.steps.figures import Figures, LayerShare
 from sublaplace_cli.steps.settings import Settings

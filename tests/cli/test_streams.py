@@ -57,7 +57,9 @@ def test_a_spec_error_is_quick(project: Project) -> None:
 
 
 def test_nothing_heavy_is_imported_for_help(tmp_path: Path) -> None:
-    script = "import sys, sublaplace_cli.app; print([m for m in ('torch', 'numpy', 'pydantic') if m in sys.modules])"
+    script = (
+        "import sys, sublaplace_cli.cli.app; print([m for m in ('torch', 'numpy', 'pydantic') if m in sys.modules])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=True
     )

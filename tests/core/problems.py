@@ -12,12 +12,12 @@ from cases import CASES, Case
 from torch import Tensor
 
 from sublaplace_cli.catalog import LIKELIHOODS, load
-from sublaplace_cli.core.blocks import Block, DenseBlock
-from sublaplace_cli.core.capture import Capture, prepare_capture
-from sublaplace_cli.core.forward import last_linear, row_count
-from sublaplace_cli.core.jacobian import HeldJacobian
-from sublaplace_cli.core.layout import Layout
-from sublaplace_cli.core.precision import Precision
+from sublaplace_cli.core.jacobian.blocks import Block, DenseBlock
+from sublaplace_cli.core.jacobian.capture import Capture, prepare_capture
+from sublaplace_cli.core.jacobian.rows import HeldJacobian
+from sublaplace_cli.core.network.forward import last_linear, row_count
+from sublaplace_cli.core.network.layout import Layout
+from sublaplace_cli.core.omega.precision import Precision
 from sublaplace_cli.core.selectors import SelectionProblem
 
 PLENTY = 2**30

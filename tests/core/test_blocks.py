@@ -10,11 +10,12 @@ from core import problems
 from core.problems import block_gram, random_matrix
 from torch import Tensor
 
-from sublaplace_cli.core import blocks, conv, outer
-from sublaplace_cli.core.blocks import Block, DenseBlock, joined, kept_bytes
-from sublaplace_cli.core.conv import ConvBlock, Geometry
-from sublaplace_cli.core.embedding import EmbeddingBlock
-from sublaplace_cli.core.outer import OuterBlock
+from sublaplace_cli.core.jacobian import blocks, conv
+from sublaplace_cli.core.jacobian import linear as outer
+from sublaplace_cli.core.jacobian.blocks import Block, DenseBlock, joined, kept_bytes
+from sublaplace_cli.core.jacobian.conv import ConvBlock, Geometry
+from sublaplace_cli.core.jacobian.embedding import EmbeddingBlock
+from sublaplace_cli.core.jacobian.linear import OuterBlock
 
 START, ROWS, OTHERS = 7, 5, 4
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from core.problems import PRIORS, assert_close, solved, subset
 
-from sublaplace_cli.core.bracket import MOST_SETS, bracket
-from sublaplace_cli.core.fitting import fit_full, fit_subnet
-from sublaplace_cli.core.folds import row_norms
 from sublaplace_cli.core.metrics import distance_bounds
-from sublaplace_cli.core.posterior import subnet_variance
+from sublaplace_cli.core.omega.row_sums import row_norms
+from sublaplace_cli.core.posterior.bounds import MOST_SETS, bracket
+from sublaplace_cli.core.posterior.fitting import fit_full, fit_subnet
+from sublaplace_cli.core.posterior.posterior import subnet_variance
 from sublaplace_cli.errors import NumericsError
 
 SOME = ["linear", "mlp-3-outputs", "conv-binary", "mlp-multiclass", "attention"]

@@ -12,10 +12,10 @@ from cases import CASES
 from core.problems import PLENTY, assert_close, capture_of, dtypes_kept
 from torch import nn
 
-from sublaplace_cli.core.capture import MOST_ROWS_PER_PASS, Captured, prepare_capture
-from sublaplace_cli.core.forward import last_linear, map_inputs
-from sublaplace_cli.core.general import batched_jacobian, rowwise_jacobian
-from sublaplace_cli.core.layout import Layout
+from sublaplace_cli.core.jacobian.autograd import batched_jacobian, rowwise_jacobian
+from sublaplace_cli.core.jacobian.capture import MOST_ROWS_PER_PASS, Captured, prepare_capture
+from sublaplace_cli.core.network.forward import last_linear, map_inputs
+from sublaplace_cli.core.network.layout import Layout
 from sublaplace_cli.errors import NumericsError, UserError
 
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from core.problems import PLENTY, Problem, random_matrix, synthetic
 
-from sublaplace_cli.core.fitting import fit_full, fit_subnet
-from sublaplace_cli.core.folds import row_norms
-from sublaplace_cli.core.posterior import subnet_variance
+from sublaplace_cli.core.omega.row_sums import row_norms
+from sublaplace_cli.core.posterior.fitting import fit_full, fit_subnet
+from sublaplace_cli.core.posterior.posterior import subnet_variance
 
 N, P = 12, 30
 CONDITIONS = [1e4, 1e7, 9e7, 2e8, 1e10, 1e12]

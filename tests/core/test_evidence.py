@@ -9,7 +9,7 @@ import pytest
 import torch
 from core.problems import random_matrix
 
-from sublaplace_cli.core.evidence import LEAST, MOST, Evidence, maximise
+from sublaplace_cli.core.tuning.marglik import LEAST, MOST, Evidence, maximise
 
 N, P = 14, 9
 GROUPS = [torch.arange(4), torch.arange(4, 9)]

@@ -8,13 +8,13 @@ import pytest
 import torch
 from core.problems import Problem, solved
 
-from sublaplace_cli.core import gram_check
-from sublaplace_cli.core import precision as precision_module
-from sublaplace_cli.core.fitting import fit_full
-from sublaplace_cli.core.folds import row_norms
-from sublaplace_cli.core.gram_check import Sample, require_accuracy, sample_of
-from sublaplace_cli.core.jacobian import Jacobian
-from sublaplace_cli.core.posterior import FullPosterior
+from sublaplace_cli.core.jacobian.rows import Jacobian
+from sublaplace_cli.core.omega import gram_float32 as gram_check
+from sublaplace_cli.core.omega import precision as precision_module
+from sublaplace_cli.core.omega.gram_float32 import Sample, require_accuracy, sample_of
+from sublaplace_cli.core.omega.row_sums import row_norms
+from sublaplace_cli.core.posterior.fitting import fit_full
+from sublaplace_cli.core.posterior.posterior import FullPosterior
 from sublaplace_cli.errors import NumericsError
 
 MEMORY = 2**30

@@ -6,8 +6,8 @@ import pytest
 import torch
 from core.problems import PLENTY, assert_close, capture_of, case_named, random_matrix
 
-from sublaplace_cli.core.jacobian import HeldJacobian
-from sublaplace_cli.core.kronecker import Factors, kronecker_freedom, kronecker_variance
+from sublaplace_cli.core.jacobian.rows import HeldJacobian
+from sublaplace_cli.core.posterior.kronecker import Factors, kronecker_freedom, kronecker_variance
 
 
 def covariance(size: int, seed: int) -> torch.Tensor:

@@ -10,13 +10,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from sublaplace_cli.catalog import LIKELIHOODS, load
 from sublaplace_cli.core import likelihoods
-from sublaplace_cli.core.capture import prepare_capture
-from sublaplace_cli.core.fitting import fit_full, fit_subnet
-from sublaplace_cli.core.folds import row_norms
-from sublaplace_cli.core.jacobian import HeldJacobian
-from sublaplace_cli.core.layout import Layout
-from sublaplace_cli.core.posterior import diagonal_variance, subnet_variance
-from sublaplace_cli.core.precision import Precision
+from sublaplace_cli.core.jacobian.capture import prepare_capture
+from sublaplace_cli.core.jacobian.rows import HeldJacobian
+from sublaplace_cli.core.network.layout import Layout
+from sublaplace_cli.core.omega.precision import Precision
+from sublaplace_cli.core.omega.row_sums import row_norms
+from sublaplace_cli.core.posterior.fitting import fit_full, fit_subnet
+from sublaplace_cli.core.posterior.posterior import diagonal_variance, subnet_variance
 
 laplace = pytest.importorskip("laplace", reason="laplace-torch is not installed: pip install laplace-torch")
 curvature = pytest.importorskip("laplace.curvature", reason="laplace-torch has no curvature backends here")

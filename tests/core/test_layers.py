@@ -10,10 +10,10 @@ import torch
 from core.problems import PLENTY, random_matrix
 from torch import Tensor, nn
 
-from sublaplace_cli.core import layers
-from sublaplace_cli.core.capture import Capture, prepare_capture
-from sublaplace_cli.core.conv import ConvBlock
-from sublaplace_cli.core.layout import Layout
+from sublaplace_cli.core.jacobian import formulas as layers
+from sublaplace_cli.core.jacobian.capture import Capture, prepare_capture
+from sublaplace_cli.core.jacobian.conv import ConvBlock
+from sublaplace_cli.core.network.layout import Layout
 
 ROWS = 6
 

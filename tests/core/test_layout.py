@@ -7,7 +7,7 @@ import torch
 from cases import CASES
 from core.problems import case_named
 
-from sublaplace_cli.core.layout import Layout
+from sublaplace_cli.core.network.layout import Layout
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -6,8 +6,6 @@ import pytest
 import torch
 from core.problems import assert_close, random_matrix, synthetic
 
-from sublaplace_cli.core.fitting import fit_full, fit_subnet
-from sublaplace_cli.core.layout import Layout
 from sublaplace_cli.core.linalg import (
     REFUSE_CONDITION,
     WARN_CONDITION,
@@ -19,6 +17,8 @@ from sublaplace_cli.core.linalg import (
     solve_lower,
     solve_lower_transposed,
 )
+from sublaplace_cli.core.network.layout import Layout
+from sublaplace_cli.core.posterior.fitting import fit_full, fit_subnet
 from sublaplace_cli.errors import NumericsError
 
 

@@ -9,9 +9,9 @@ import reference
 import torch
 from core.problems import PRIORS, Problem, assert_close, prior_of, random_matrix, solved, subset, synthetic
 
-from sublaplace_cli.core import fitting
-from sublaplace_cli.core.fitting import fit_path, fit_subnet, path_gains
-from sublaplace_cli.core.posterior import path_variances, subnet_variance
+from sublaplace_cli.core.posterior import fitting
+from sublaplace_cli.core.posterior.fitting import fit_path, fit_subnet, path_gains
+from sublaplace_cli.core.posterior.posterior import path_variances, subnet_variance
 from sublaplace_cli.core.selectors import variance as variance_module
 from sublaplace_cli.core.selectors.variance import variance
 

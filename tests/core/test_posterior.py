@@ -10,9 +10,9 @@ import torch
 from cases import CASES
 from core.problems import PLENTY, PRIORS, Problem, assert_close, random_matrix, solved, subset, synthetic
 
-from sublaplace_cli.core.fitting import fit_full, fit_subnet
-from sublaplace_cli.core.folds import row_norms
-from sublaplace_cli.core.posterior import diagonal_freedom, diagonal_variance, subnet_variance
+from sublaplace_cli.core.omega.row_sums import row_norms
+from sublaplace_cli.core.posterior.fitting import fit_full, fit_subnet
+from sublaplace_cli.core.posterior.posterior import diagonal_freedom, diagonal_variance, subnet_variance
 from sublaplace_cli.errors import NumericsError, RunError
 
 each_problem = pytest.mark.parametrize(("name", "prior"), [(case.name, prior) for case in CASES for prior in PRIORS])

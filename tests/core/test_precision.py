@@ -26,12 +26,9 @@ from core.problems import (
     synthetic,
 )
 
-from sublaplace_cli.core import blocks
-from sublaplace_cli.core.capture import prepare_capture
-from sublaplace_cli.core.fitting import fit_full, fit_subnet
-from sublaplace_cli.core.folds import gram, row_norms, squared_gradients
-from sublaplace_cli.core.forward import map_inputs
-from sublaplace_cli.core.jacobian import (
+from sublaplace_cli.core.jacobian import blocks
+from sublaplace_cli.core.jacobian.capture import prepare_capture
+from sublaplace_cli.core.jacobian.rows import (
     TILE_SHARE,
     HeldJacobian,
     RecomputedJacobian,
@@ -40,8 +37,11 @@ from sublaplace_cli.core.jacobian import (
     bytes_per_row,
     row_tiles,
 )
-from sublaplace_cli.core.layout import Layout
-from sublaplace_cli.core.posterior import subnet_variance
+from sublaplace_cli.core.network.forward import map_inputs
+from sublaplace_cli.core.network.layout import Layout
+from sublaplace_cli.core.omega.row_sums import gram, row_norms, squared_gradients
+from sublaplace_cli.core.posterior.fitting import fit_full, fit_subnet
+from sublaplace_cli.core.posterior.posterior import subnet_variance
 
 NAMES = [case.name for case in CASES]
 each_problem = pytest.mark.parametrize(("name", "prior"), [(name, prior) for name in NAMES for prior in PRIORS])

@@ -9,10 +9,10 @@ import reference
 import torch
 from core.problems import PRIORS, Problem, assert_close, random_matrix, solved, subset, synthetic
 
-from sublaplace_cli.core.fitting import fit_full, fit_subnet
-from sublaplace_cli.core.folds import row_norms
 from sublaplace_cli.core.likelihoods import binary
-from sublaplace_cli.core.rescale import (
+from sublaplace_cli.core.omega.row_sums import row_norms
+from sublaplace_cli.core.posterior.fitting import fit_full, fit_subnet
+from sublaplace_cli.core.posterior.rescale import (
     Rescale,
     fit_rescale,
     fit_scale,

@@ -7,8 +7,8 @@ import reference
 import torch
 from core.problems import PRIORS, prior_of, random_matrix, subset, synthetic
 
-from sublaplace_cli.core.fitting import fit_subnet
-from sublaplace_cli.core.sampling import draw_outputs, draw_parameters
+from sublaplace_cli.core.posterior.fitting import fit_subnet
+from sublaplace_cli.core.posterior.sampling import draw_outputs, draw_parameters
 
 COUNT = 200_000
 

@@ -9,7 +9,7 @@ from cases import CASES
 from core.problems import PRIORS, case_named, prior_of, random_matrix, solved, synthetic
 
 from sublaplace_cli.catalog import METHODS, load
-from sublaplace_cli.core.layout import Layout
+from sublaplace_cli.core.network.layout import Layout
 from sublaplace_cli.core.selectors import checked
 from sublaplace_cli.core.selectors.baselines import by_name, subnet_diagonal
 from sublaplace_cli.core.selectors.gradient import gradient

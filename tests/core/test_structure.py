@@ -13,10 +13,10 @@ from core.test_layers import assert_right, prepared
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from sublaplace_cli.core.capture import CHECKED_ROWS
-from sublaplace_cli.core.forward import map_inputs
-from sublaplace_cli.core.layout import Layout
-from sublaplace_cli.core.structure import layer_blocks, recognise
+from sublaplace_cli.core.jacobian.capture import CHECKED_ROWS
+from sublaplace_cli.core.jacobian.layer_io import layer_blocks, recognise
+from sublaplace_cli.core.network.forward import map_inputs
+from sublaplace_cli.core.network.layout import Layout
 
 ROWS = 7
 

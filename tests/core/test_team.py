@@ -11,20 +11,21 @@ from core.problems import Problem, assert_close, solved, subset
 from core.threads import in_a_team, pieces
 from torch import Tensor
 
-from sublaplace_cli.core import blocks, folds
-from sublaplace_cli.core.bracket import bracket
-from sublaplace_cli.core.fitting import fit_full, fit_path, fit_subnet, path_gains
-from sublaplace_cli.core.folds import column_chunks, gram, pull, row_norms, squared_gradients
-from sublaplace_cli.core.jacobian import HeldJacobian, HoldingJacobian, Jacobian
-from sublaplace_cli.core.kronecker import Factors, kronecker_variance
-from sublaplace_cli.core.posterior import path_variances
-from sublaplace_cli.core.precision import Precision
-from sublaplace_cli.core.rescale import left_out_full, left_out_subnet, outside_norms
+from sublaplace_cli.core.jacobian import blocks
+from sublaplace_cli.core.jacobian.rows import HeldJacobian, HoldingJacobian, Jacobian
+from sublaplace_cli.core.jacobian.sharded import holders_of, some_rows
+from sublaplace_cli.core.omega import row_sums as folds
+from sublaplace_cli.core.omega.precision import Precision
+from sublaplace_cli.core.omega.row_sums import column_chunks, gram, pull, row_norms, squared_gradients
+from sublaplace_cli.core.posterior.bounds import bracket
+from sublaplace_cli.core.posterior.fitting import fit_full, fit_path, fit_subnet, path_gains
+from sublaplace_cli.core.posterior.kronecker import Factors, kronecker_variance
+from sublaplace_cli.core.posterior.posterior import path_variances
+from sublaplace_cli.core.posterior.rescale import left_out_full, left_out_subnet, outside_norms
 from sublaplace_cli.core.selectors import SelectionProblem
 from sublaplace_cli.core.selectors.greedy import greedy
 from sublaplace_cli.core.selectors.variance import variance
-from sublaplace_cli.core.shared import holders_of, some_rows
-from sublaplace_cli.core.team import dealt_to
+from sublaplace_cli.core.workers import dealt_to
 
 PLENTY, LITTLE = 2**30, 2**15
 SOME = [

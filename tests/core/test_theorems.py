@@ -11,12 +11,12 @@ from core.problems import PLENTY, Problem, synthetic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublaplace_cli.core.fitting import fit_full, fit_subnet
-from sublaplace_cli.core.folds import row_norms
-from sublaplace_cli.core.posterior import subnet_variance
+from sublaplace_cli.core.omega.row_sums import row_norms
+from sublaplace_cli.core.posterior.fitting import fit_full, fit_subnet
+from sublaplace_cli.core.posterior.posterior import subnet_variance
+from sublaplace_cli.core.posterior.theorem1 import require_not_larger
 from sublaplace_cli.core.selectors.baselines import subnet_diagonal
 from sublaplace_cli.core.selectors.gradient import gradient
-from sublaplace_cli.core.theorem import require_not_larger
 from sublaplace_cli.errors import NumericsError
 
 P, K = 8, 3

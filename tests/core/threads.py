@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from sublaplace_cli.core.blocks import Block
-from sublaplace_cli.core.jacobian import HeldJacobian, Jacobian, SomeRows
-from sublaplace_cli.core.shared import SharedJacobian, holders_of, some_rows
-from sublaplace_cli.core.team import LEADER, QUESTIONS
+from sublaplace_cli.core.jacobian.blocks import Block
+from sublaplace_cli.core.jacobian.rows import HeldJacobian, Jacobian, SomeRows
+from sublaplace_cli.core.jacobian.sharded import SharedJacobian, holders_of, some_rows
+from sublaplace_cli.core.workers import LEADER, QUESTIONS
 
 Answer = TypeVar("Answer")
 

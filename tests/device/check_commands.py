@@ -26,7 +26,7 @@ from second_device import SecondDevice, install  # noqa: E402
 
 from sublaplace_cli import device as devices  # noqa: E402
 from sublaplace_cli.catalog import METHODS  # noqa: E402
-from sublaplace_cli.formats import json_text  # noqa: E402
+from sublaplace_cli.render.text import json_text  # noqa: E402
 from sublaplace_cli.steps.commands import run_command  # noqa: E402
 from sublaplace_cli.steps.settings import Settings, Silent  # noqa: E402
 

@@ -24,20 +24,20 @@ from second_device import DeviceTensor, MixedDevicesError, SecondDevice, install
 from torch import Tensor, nn  # noqa: E402
 
 from sublaplace_cli.catalog import LIKELIHOODS, METHODS, load  # noqa: E402
-from sublaplace_cli.core import conv  # noqa: E402
-from sublaplace_cli.core.capture import Capture, prepare_capture  # noqa: E402
-from sublaplace_cli.core.fitting import fit_full, fit_subnet  # noqa: E402
-from sublaplace_cli.core.folds import row_norms, squared_gradients  # noqa: E402
-from sublaplace_cli.core.forward import Inputs, last_linear, map_inputs, row_count  # noqa: E402
-from sublaplace_cli.core.jacobian import HeldJacobian, Jacobian, RecomputedJacobian  # noqa: E402
-from sublaplace_cli.core.layout import Layout  # noqa: E402
+from sublaplace_cli.core.jacobian import conv  # noqa: E402
+from sublaplace_cli.core.jacobian.capture import Capture, prepare_capture  # noqa: E402
+from sublaplace_cli.core.jacobian.rows import HeldJacobian, Jacobian, RecomputedJacobian  # noqa: E402
 from sublaplace_cli.core.linalg import QR_CONDITION  # noqa: E402
 from sublaplace_cli.core.metrics import Predictive, score  # noqa: E402
-from sublaplace_cli.core.posterior import diagonal_freedom, diagonal_variance, subnet_variance  # noqa: E402
-from sublaplace_cli.core.precision import Precision  # noqa: E402
+from sublaplace_cli.core.network.forward import Inputs, last_linear, map_inputs, row_count  # noqa: E402
+from sublaplace_cli.core.network.layout import Layout  # noqa: E402
+from sublaplace_cli.core.omega.precision import Precision  # noqa: E402
+from sublaplace_cli.core.omega.row_sums import row_norms, squared_gradients  # noqa: E402
+from sublaplace_cli.core.posterior.fitting import fit_full, fit_subnet  # noqa: E402
+from sublaplace_cli.core.posterior.posterior import diagonal_freedom, diagonal_variance, subnet_variance  # noqa: E402
+from sublaplace_cli.core.posterior.theorem1 import require_not_larger  # noqa: E402
 from sublaplace_cli.core.selectors import SelectionProblem, checked, greedy  # noqa: E402
 from sublaplace_cli.core.selectors.baselines import by_name  # noqa: E402
-from sublaplace_cli.core.theorem import require_not_larger  # noqa: E402
 
 CPU = torch.device("cpu")
 MEMORY = 2**18  # little enough for several tiles of rows, enough for the matrices

@@ -16,9 +16,9 @@ from cases import CASES, Case
 from core.problems import block_gram, columns_of
 
 from sublaplace_cli import device as devices
-from sublaplace_cli.core.capture import Captured, prepare_capture
-from sublaplace_cli.core.forward import map_inputs
-from sublaplace_cli.core.layout import Layout
+from sublaplace_cli.core.jacobian.capture import Captured, prepare_capture
+from sublaplace_cli.core.network.forward import map_inputs
+from sublaplace_cli.core.network.layout import Layout
 from sublaplace_cli.core.selectors.device_pivots import pivots_on_device
 
 pytestmark = [

@@ -16,18 +16,18 @@ from core.problems import columns_of
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from sublaplace_cli.core import conv
-from sublaplace_cli.core.blocks import Block
-from sublaplace_cli.core.capture import Capture
-from sublaplace_cli.core.folds import row_norms, weigh_columns
-from sublaplace_cli.core.jacobian import HeldJacobian, block_groups, row_tiles
-from sublaplace_cli.core.layout import Layout
+from sublaplace_cli.architectures.cifar_resnet import cifar_resnet
+from sublaplace_cli.core.jacobian import conv
+from sublaplace_cli.core.jacobian.blocks import Block
+from sublaplace_cli.core.jacobian.capture import Capture
+from sublaplace_cli.core.jacobian.layer_io import Layer, layer_blocks, recognise
+from sublaplace_cli.core.jacobian.rows import HeldJacobian, block_groups, row_tiles
 from sublaplace_cli.core.likelihoods import binary
 from sublaplace_cli.core.linalg import solve_lower, solve_lower_transposed
-from sublaplace_cli.core.posterior import SubnetPosterior, diagonal_variance
-from sublaplace_cli.core.precision import Precision
-from sublaplace_cli.core.structure import Layer, layer_blocks, recognise
-from sublaplace_cli.models.cifar_resnet import cifar_resnet
+from sublaplace_cli.core.network.layout import Layout
+from sublaplace_cli.core.omega.precision import Precision
+from sublaplace_cli.core.omega.row_sums import row_norms, weigh_columns
+from sublaplace_cli.core.posterior.posterior import SubnetPosterior, diagonal_variance
 
 N, M, P, K = 2000, 1000, 1_730_129, 10_000
 MEMORY = 8 * 2**30

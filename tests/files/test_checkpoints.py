@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from sublaplace_cli.errors import UserError
-from sublaplace_cli.files.checkpoints import load_state
+from sublaplace_cli.files.networks.checkpoints import load_state
 
 MEMORY = 1 << 28
 STATE = {"a.weight": torch.arange(6.0).reshape(3, 2), "a.bias": torch.ones(3)}

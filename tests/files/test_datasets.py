@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from sublaplace_cli.errors import UserError
-from sublaplace_cli.files import datasets, sources
-from sublaplace_cli.files.datasets import Split, data_files, load_splits, require_extra
-from sublaplace_cli.files.spec_data import DataSpec
+from sublaplace_cli.files.data import datasets, sources
+from sublaplace_cli.files.data.datasets import Split, data_files, load_splits, require_extra
+from sublaplace_cli.files.spec.data import DataSpec
 
 ENOUGH = 2**28
 RNG = np.random.default_rng(7)
@@ -197,7 +197,7 @@ def test_defaults_and_same_as(folder: Path) -> None:
 
 
 def test_each_file_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sublaplace_cli.files import arrays
+    from sublaplace_cli.files.data import arrays
 
     calls: list[Path] = []
     original: Callable[..., Any] = arrays.read_npz

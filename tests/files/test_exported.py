@@ -18,7 +18,7 @@ from torch.export import Dim, export
 from torch.func import functional_call, jacrev, vmap
 
 from sublaplace_cli.errors import UserError
-from sublaplace_cli.files.exported import load_exported
+from sublaplace_cli.files.networks.exported import load_exported
 
 MEMORY, GRAPH = 1 << 28, "models/model.json"
 WEIGHTS = "data/weights/model_weights_config.json"

@@ -13,10 +13,10 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from sublaplace_cli.architectures.cifar_resnet import cifar_resnet
+from sublaplace_cli.architectures.mlp import mlp
 from sublaplace_cli.errors import UserError
-from sublaplace_cli.files.networks import Network, load_network
-from sublaplace_cli.models.cifar_resnet import cifar_resnet
-from sublaplace_cli.models.mlp import mlp
+from sublaplace_cli.files.networks.networks import Network, load_network
 
 MLP = {"in": 3, "hidden": [4], "out": 2}
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from sublaplace_cli.files import artifact_layout
-from sublaplace_cli.files.artifact_layout import by_rows
-from sublaplace_cli.files.artifacts import open_artifact
-from sublaplace_cli.files.row_writer import RowWriter
+from sublaplace_cli.files.artifacts import layout as artifact_layout
+from sublaplace_cli.files.artifacts.artifact import open_artifact
+from sublaplace_cli.files.artifacts.layout import by_rows
+from sublaplace_cli.files.artifacts.row_writer import RowWriter
 
 ROWS, STEP = 22, 2
 TENSORS = {"wide": torch.randn(ROWS, 3, 5), "narrow": torch.arange(ROWS)}

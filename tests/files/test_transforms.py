@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublaplace_cli.errors import UserError
-from sublaplace_cli.files import transforms
-from sublaplace_cli.files.transforms import Preparation, class_labels, compile_steps, measured_scale
+from sublaplace_cli.files.data import transforms
+from sublaplace_cli.files.data.transforms import Preparation, class_labels, compile_steps, measured_scale
 
 
 def scale(factor: float) -> Any:

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.func import functional_call, jacrev, vmap
 
+from sublaplace_cli.architectures.binary_logodds import add_binary_logodds
+from sublaplace_cli.architectures.cifar_resnet import cifar_resnet
+from sublaplace_cli.architectures.mlp import ACTIVATIONS, mlp
 from sublaplace_cli.errors import UserError
-from sublaplace_cli.models.cifar_resnet import cifar_resnet
-from sublaplace_cli.models.mlp import ACTIVATIONS, mlp
-from sublaplace_cli.models.wrap import add_binary_logodds
 
 
 def trainable(module: nn.Module) -> int:

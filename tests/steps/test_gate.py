@@ -10,10 +10,10 @@ import pytest
 
 from sublaplace_cli.catalog import METRIC_VERSION, METRICS
 from sublaplace_cli.errors import UserError
-from sublaplace_cli.limits import Limit, parse_fail_if, parse_max_regression
-from sublaplace_cli.steps.baseline import load_baseline, worsening
+from sublaplace_cli.results.baseline import load_baseline, worsening
+from sublaplace_cli.results.gate import described, exit_code, judge, verdict
+from sublaplace_cli.results.limits import Limit, parse_fail_if, parse_max_regression
 from sublaplace_cli.steps.evaluate import BOUND_KEYS, ROW_KEYS
-from sublaplace_cli.steps.gate import described, exit_code, judge, verdict
 
 MADE_FROM = {"metrics": METRIC_VERSION, "rows_sha256": "d", "oracle_sha256": None, "rescale": "none"}
 

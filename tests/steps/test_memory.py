@@ -8,10 +8,10 @@ import pytest
 import torch
 from cli.cli_tools import Project, mlp, save
 
-from sublaplace_cli.core.capture import Capture, Captured
-from sublaplace_cli.core.forward import Inputs, row_count
+from sublaplace_cli.core.jacobian.capture import Capture, Captured
+from sublaplace_cli.core.network.forward import Inputs, row_count
 from sublaplace_cli.errors import SublaplaceError
-from sublaplace_cli.formats import json_text
+from sublaplace_cli.render.text import json_text
 from sublaplace_cli.steps import evaluate, full
 from sublaplace_cli.steps.commands import run_command
 from sublaplace_cli.steps.settings import Settings, Silent
@@ -78,7 +78,7 @@ def test_one_row_that_does_not_fit_is_an_error(project: Project, monkeypatch: py
 
 def prepared_with_room(monkeypatch: pytest.MonkeyPatch):
     """The checks before the work have room."""
-    from sublaplace_cli.core import capture
+    from sublaplace_cli.core.jacobian import capture
 
     real = capture.prepare_capture
 

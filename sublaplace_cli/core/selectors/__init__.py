@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ..jacobian import Jacobian
-from ..layout import Layout
-from ..precision import Precision
+from ..jacobian.rows import Jacobian
+from ..network.layout import Layout
+from ..omega.precision import Precision
 
 
 @dataclass(frozen=True)

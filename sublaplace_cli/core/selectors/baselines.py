@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...errors import UserError, suggestion
-from ..layout import Layout, Parameter
+from ..network.layout import Layout, Parameter
 from . import Selection, SelectionProblem, largest, smallest
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...errors import NumericsError, UserError
 from ..linalg import check_condition, column_squares, mirrored
-from ..precision import Precision
+from ..omega.precision import Precision
 from . import Selection, SelectionProblem, largest, rounded
 from .column_cache import ColumnCache
 from .device_pivots import pivots_on_device

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..blocks import add_upper
+from ..jacobian.blocks import add_upper
 from ..linalg import column_squares, safe_cholesky, self_product, solve_lower, solve_lower_transposed
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..folds import column_chunks, pull, squared_gradients, weigh_rows
-from ..jacobian import Jacobian
+from ..jacobian.rows import Jacobian
 from ..linalg import solve_lower, solve_lower_transposed
-from ..precision import Precision
+from ..omega.precision import Precision
+from ..omega.row_sums import column_chunks, pull, squared_gradients, weigh_rows
 from . import Selection, SelectionProblem, largest
 from .greedy import pool_size, require_sound
 

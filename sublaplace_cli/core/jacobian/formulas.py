@@ -1,0 +1,135 @@
+"""Layers whose gradients have a formula: from their inputs and output gradients to blocks.
+
+To add one: write `name(layer, spans, a, deltas) -> blocks` and, where a layer of that kind may be set up in a way
+the formula does not cover, a line in `has_formula`; add it to `FORMULAS` and a case to the tests. Every run
+compares the formulas with plain autograd on a few rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .blocks import Block, DenseBlock, kept_bytes
+from .conv import ConvBlock, Geometry
+from .embedding import EmbeddingBlock
+from .linear import OuterBlock
+
+Spans = Mapping[str, slice]  # of a layer's trainable parameters, by their name in the layer
+Formula = Callable[..., list[Block]]
+
+
+def linear(layer: nn.Linear, spans: Spans, a: Tensor, deltas: Tensor) -> list[Block]:
+    """δ ⊗ [a, 1]; leading dimensions besides the row are positions."""
+    inputs = a.reshape(len(a), -1, a.shape[-1])  # (m, T, d_in)
+    delta = deltas.reshape(*deltas.shape[:2], -1, deltas.shape[-1])  # (m, C, T, d_out)
+    if "weight" not in spans:
+        return _bias(spans, delta.sum(2))
+    start = spans["weight"].start
+    together = "bias" in spans and spans["bias"].start == spans["weight"].stop
+    block = OuterBlock(start, inputs, delta, has_bias=together)
+    # One position: factored for every question. Several: whichever is smaller to keep.
+    keep = block if kept_bytes(block) <= kept_bytes_if_dense(block, deltas) else block.settled()
+    return [keep] if together else [keep, *_bias(spans, delta.sum(2))]
+
+
+def convolution(layer: nn.Conv1d | nn.Conv2d, spans: Spans, a: Tensor, deltas: Tensor) -> list[Block]:
+    """The weight kept as (a, δ) where that is smaller, else written out; the bias is δ summed over places."""
+    blocks = _bias(spans, deltas.flatten(3).sum(3))
+    if "weight" in spans:
+        block = ConvBlock(spans["weight"].start, Geometry.of(layer), a, deltas)
+        blocks.insert(0, block if kept_bytes(block) < kept_bytes_if_dense(block, deltas) else block.written_out())
+    return blocks
+
+
+def batch_norm(layer: nn.BatchNorm2d, spans: Spans, a: Tensor, deltas: Tensor) -> list[Block]:
+    """In eval mode an affine map of the standardised inputs."""
+    assert layer.running_mean is not None and layer.running_var is not None, "has_formula has seen them"  # noqa: PT018
+    shape = (1, -1, *[1] * (a.ndim - 2))
+    scale = torch.rsqrt(layer.running_var + layer.eps)
+    standard = (a - layer.running_mean.reshape(shape)) * scale.reshape(shape)
+    return _affine(spans, deltas, standard, lambda t: t.flatten(3).sum(3) if t.ndim > 3 else t)
+
+
+def layer_norm(layer: nn.LayerNorm, spans: Spans, a: Tensor, deltas: Tensor) -> list[Block]:
+    """An affine map of the inputs standardised over the last axes; the axes before them are positions."""
+    standard = F.layer_norm(a, layer.normalized_shape, None, None, layer.eps)
+    inner = len(layer.normalized_shape)
+
+    def add_up(t: Tensor) -> Tensor:
+        return t.reshape(*t.shape[:2], -1, t.shape[-inner:].numel()).sum(2)
+
+    return _affine(spans, deltas, standard, add_up)
+
+
+def group_norm(layer: nn.GroupNorm, spans: Spans, a: Tensor, deltas: Tensor) -> list[Block]:
+    """An affine map of the inputs standardised within groups of channels."""
+    standard = F.group_norm(a, layer.num_groups, None, None, layer.eps)
+    return _affine(spans, deltas, standard, lambda t: t.flatten(3).sum(3) if t.ndim > 3 else t)
+
+
+def embedding(layer: nn.Embedding, spans: Spans, a: Tensor, deltas: Tensor) -> list[Block]:
+    """Gradients at the tokens' own entries; the padding entry has none."""
+    tokens = a.reshape(len(a), -1)
+    delta = deltas.reshape(*deltas.shape[:2], -1, deltas.shape[-1])
+    if layer.padding_idx is not None:
+        delta = delta * (tokens != layer.padding_idx).to(delta.dtype)[:, None, :, None]
+    return [EmbeddingBlock(spans["weight"].start, layer.num_embeddings, tokens, delta)]
+
+
+FORMULAS: dict[type[nn.Module], Formula] = {
+    nn.Linear: linear,
+    nn.Conv1d: convolution,
+    nn.Conv2d: convolution,
+    nn.BatchNorm1d: batch_norm,
+    nn.BatchNorm2d: batch_norm,
+    nn.BatchNorm3d: batch_norm,
+    nn.LayerNorm: layer_norm,
+    nn.GroupNorm: group_norm,
+    nn.Embedding: embedding,
+}
+
+
+def formula_of(layer: nn.Module) -> Formula | None:
+    """The formula of a layer, None where it is of another kind, changed, or set up in a way none covers."""
+    kind = next((kind for kind in FORMULAS if isinstance(layer, kind)), None)
+    if kind is None or type(layer).forward is not kind.forward or not _is_plain(layer):
+        return None
+    return FORMULAS[kind] if has_formula(layer) else None
+
+
+def has_formula(layer: nn.Module) -> bool:
+    """Whether this layer's settings are among those that its formula covers."""
+    if isinstance(layer, (nn.Conv1d, nn.Conv2d)):
+        return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
+        return layer.running_mean is not None and not layer.training
+    if isinstance(layer, nn.Embedding):
+        return layer.max_norm is None and not layer.scale_grad_by_freq
+    return True
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Nothing between the parameters and the forward: no parametrization, no hooks of others, no extra tensors."""
+    names = {name for name, tensor in layer._parameters.items() if tensor is not None}
+    hooked = layer._forward_pre_hooks or layer._forward_hooks or layer._backward_hooks
+    return names <= {"weight", "bias"} and not hooked and not hasattr(layer, "parametrizations")
+
+
+def _affine(spans: Spans, deltas: Tensor, standard: Tensor, add_up: Callable[[Tensor], Tensor]) -> list[Block]:
+    blocks = _bias(spans, add_up(deltas).flatten(2))
+    if "weight" in spans:
+        blocks.insert(0, DenseBlock(spans["weight"].start, add_up(deltas * standard.unsqueeze(1)).flatten(2)))
+    return blocks
+
+
+def kept_bytes_if_dense(block: Block, deltas: Tensor) -> int:
+    """Bytes of one row written out."""
+    return block.width * deltas.shape[1] * deltas.element_size()
+
+
+def _bias(spans: Spans, delta: Tensor) -> list[Block]:
+    return [DenseBlock(spans["bias"].start, delta)] if "bias" in spans else []

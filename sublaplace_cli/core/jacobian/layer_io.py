@@ -1,0 +1,137 @@
+"""Which layers of a network have a formula, and their inputs and output gradients in one forward and C backwards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import RunError
+from ..network.forward import Inputs, outputs, row_count
+from ..network.layout import Layout
+from .blocks import Block
+from .formulas import Formula, Spans, formula_of
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer with a formula, and where its trainable parameters lie."""
+
+    name: str
+    module: nn.Module
+    formula: Formula
+    spans: Spans
+    copy_input: bool = False  # the network changes this layer's input in place later on
+    copy_output: bool = False  # … or its output
+
+    @property
+    def start(self) -> int:
+        return min(span.start for span in self.spans.values())
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Full names of the parameters that the formula answers for."""
+        return tuple(f"{self.name}.{own}" if self.name else own for own in self.spans)
+
+
+@dataclass
+class _Call:
+    """What one layer got and gave."""
+
+    layer: Layer
+    a: Tensor
+    out: Tensor
+    versions: tuple[int, int]
+
+
+def recognise(model: nn.Module, layout: Layout, sample: Inputs) -> list[Layer]:
+    """Layers that ran just once, on the rows as they come, with parameters of their own."""
+    layers = _candidates(model, layout)
+    with torch.enable_grad(), _listening(layers) as calls:
+        outputs(model, sample)
+    ran = Counter(call.layer.name for call in calls)
+    rows = row_count(sample)
+    return [
+        replace(
+            call.layer,
+            copy_input=call.a._version != call.versions[0],
+            copy_output=call.out._version != call.versions[1],
+        )
+        for call in calls
+        if ran[call.layer.name] == 1 and len(call.a) == rows == len(call.out) and call.out.requires_grad
+    ]
+
+
+def _candidates(model: nn.Module, layout: Layout) -> list[Layer]:
+    uses = Counter(id(tensor) for _, tensor in model.named_parameters(remove_duplicate=False))
+    spans = {q.name: q.span for q in layout.parameters}
+    layers = []
+    for name, module in model.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        formula = formula_of(module)
+        placed = {key: spans[full] for key in own if (full := f"{name}.{key}" if name else key) in spans}
+        if formula is not None and placed and all(uses[id(tensor)] == 1 for tensor in own.values()):
+            layers.append(Layer(name, module, formula, placed))
+    return layers
+
+
+def layer_blocks(
+    model: nn.Module, layers: Sequence[Layer], n_outputs: int, inputs: Inputs
+) -> tuple[Tensor, list[Block]]:
+    """(f (m, C), blocks of all these layers) of a batch: one forward, one backward per output."""
+    with torch.enable_grad(), _listening(layers) as calls:
+        f = outputs(model, inputs)
+    _require_same_way(layers, calls, row_count(inputs))
+    probes = [call.out for call in calls]
+    each = []  # by output, the gradients of all layers
+    for c in range(n_outputs):
+        last = c == n_outputs - 1
+        each.append(torch.autograd.grad(f[:, c].sum(), probes, retain_graph=not last, materialize_grads=True))
+    blocks: list[Block] = []
+    for i, call in enumerate(calls):
+        of_layer = [gradients[i] for gradients in each]
+        deltas = of_layer[0].unsqueeze(1) if n_outputs == 1 else torch.stack(of_layer, dim=1)  # (m, C, …)
+        blocks += call.layer.formula(call.layer.module, call.layer.spans, call.a, deltas)
+    return f.detach(), blocks
+
+
+def _require_same_way(layers: Sequence[Layer], calls: Sequence[_Call], rows: int) -> None:
+    """Every layer once, on all rows, as in the sample that the formulas were checked on."""
+    ran = Counter(call.layer.name for call in calls)
+    for layer in layers:
+        seen = [len(call.a) for call in calls if call.layer.name == layer.name]
+        if ran[layer.name] != 1 or seen != [rows]:
+            raise RunError(
+                f"layer '{layer.name}' ran {ran[layer.name]} times, on {seen} of {rows} rows; on the rows that were "
+                "checked first it ran once on all of them",
+                hint="a network that treats some rows in another way cannot be differentiated in batches: write it "
+                "so that every row takes the same layers",
+            )
+
+
+@contextmanager
+def _listening(layers: Sequence[Layer]) -> Iterator[list[_Call]]:
+    calls: list[_Call] = []
+
+    def keep(layer: Layer, args: tuple[Any, ...], out: Tensor) -> Tensor:
+        a = args[0].detach()
+        calls.append(_Call(layer, a.clone() if layer.copy_input else a, out, (a._version, out._version)))
+        # What follows may work in place on the output: then it gets a copy, and the gradient stays at ours.
+        return out.clone() if layer.copy_output else out
+
+    hooks = [
+        layer.module.register_forward_hook(
+            lambda _m, args, named, out, layer=layer: keep(layer, (*args, *named.values()), out), with_kwargs=True
+        )
+        for layer in layers
+    ]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,75 @@
+"""What must hold of a network before its gradients mean anything: finite, deterministic, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import NumericsError, UserError
+from .forward import Inputs, first_non_finite, map_inputs, outputs
+
+ALONE = 4  # rows of the sample that are also run by themselves
+
+
+def require_sound_network(model: nn.Module, sample: Inputs) -> Tensor:
+    """f of the sample (m, C), after two reads of it agreed and no row depended on the others of its batch."""
+    with torch.no_grad():
+        f = outputs(model, sample)
+        again = outputs(model, sample)
+    if not bool(torch.isfinite(f).all()):
+        raise NumericsError(non_finite_outputs(model, f, sample))
+    _require_agreement(f, again, "the same rows gave different outputs when read twice", _random_layers(model))
+    finding = "a row's output depends on the other rows of its batch"
+    chosen = range(0, len(f), max(1, len(f) // ALONE))
+    _require_agreement(f[chosen], _one_by_one(model, sample, chosen), finding, _batch_layers(model))
+    return f
+
+
+def non_finite_outputs(model: nn.Module, f: Tensor, inputs: Inputs) -> str:
+    """A message that names the first bad row and the layer that it begins in."""
+    row = int((~torch.isfinite(f).all(1)).nonzero()[0])
+    culprit = first_non_finite(model, map_inputs(lambda t: t[row : row + 1], inputs))
+    layer = f"; the first layer with non-finite values is '{culprit}'" if culprit else ""
+    return f"the model's output is not finite at row {row} of the pass{layer}"
+
+
+def _one_by_one(model: nn.Module, inputs: Inputs, chosen: Sequence[int]) -> Tensor:
+    """Outputs of some rows, each in a batch of its own."""
+    try:
+        with torch.no_grad():
+            rows = [outputs(model, map_inputs(lambda t: t[i : i + 1], inputs)) for i in chosen]  # noqa: B023
+        return torch.cat(rows)
+    except (RuntimeError, ValueError) as error:
+        suspects = _batch_layers(model)
+        raise UserError(
+            f"the network cannot take one row by itself: {error}"
+            + (f" (suspects: {', '.join(suspects)})" if suspects else ""),
+            hint="each row must be treated by itself: BatchNorm needs running statistics",
+        ) from error
+
+
+def _require_agreement(f: Tensor, other: Tensor, finding: str, suspects: list[str]) -> None:
+    # Kernels round differently for other batch sizes; a real dependence shows at the size of f itself.
+    tolerance = (1e-3 if f.dtype != torch.float64 else 1e-9) * (1.0 + f.abs().max())
+    if bool(((f - other).abs() <= tolerance).all()):
+        return
+    named = f" (suspects: {', '.join(suspects[:5])})" if suspects else ""
+    raise UserError(
+        f"{finding}: largest difference {float((f - other).abs().max()):.3g}{named}",
+        hint="the network is run in eval mode; it must be deterministic there and treat each row by itself: "
+        "no dropout or noise inside forward, and BatchNorm with running statistics",
+    )
+
+
+def _random_layers(model: nn.Module) -> list[str]:
+    return [f"{name} ({type(m).__name__})" for name, m in model.named_modules() if "Dropout" in type(m).__name__]
+
+
+def _batch_layers(model: nn.Module) -> list[str]:
+    return [
+        f"{name} ({type(m).__name__} without running statistics)"
+        for name, m in model.named_modules()
+        if "BatchNorm" in type(m).__name__ and getattr(m, "running_mean", 0) is None
+    ]

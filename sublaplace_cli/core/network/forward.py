@@ -1,0 +1,112 @@
+"""Calling any network on any rows: one tensor, a dict or a tuple of tensors in; (rows, outputs) out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ...errors import UserError
+
+Inputs = Tensor | dict[str, Tensor] | tuple[Tensor, ...]
+State = Mapping[str, Tensor]
+
+
+def map_inputs(change: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
+    """`change` applied to each tensor of the inputs."""
+    if isinstance(inputs, dict):
+        return {name: change(tensor) for name, tensor in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(change(tensor) for tensor in inputs)
+    return change(inputs)
+
+
+def row_count(inputs: Inputs) -> int:
+    """How many rows these inputs hold."""
+    if isinstance(inputs, dict):
+        return len(next(iter(inputs.values())))
+    return len(inputs[0]) if isinstance(inputs, tuple) else len(inputs)
+
+
+def spread_rows(inputs: Inputs, count: int) -> Inputs:
+    """About this many of the rows, evenly spread."""
+    step = max(1, row_count(inputs) // count)
+    return map_inputs(lambda t: t[::step][:count], inputs)
+
+
+def arguments(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Several arrays go in by keyword or position where `forward` names them, else as one dict or tuple."""
+    if isinstance(inputs, Tensor):
+        return (inputs,), {}
+    parameters = inspect.signature(model.forward).parameters
+    if isinstance(inputs, dict):
+        by_name = set(inputs) <= set(parameters) or any(q.kind is q.VAR_KEYWORD for q in parameters.values())
+        return ((), dict(inputs)) if by_name else ((inputs,), {})
+    positional = [q for q in parameters.values() if q.kind in (q.POSITIONAL_ONLY, q.POSITIONAL_OR_KEYWORD)]
+    variadic = any(q.kind is q.VAR_POSITIONAL for q in parameters.values())
+    return (inputs, {}) if variadic or len(positional) >= len(inputs) > 1 else ((inputs,), {})
+
+
+def outputs(model: nn.Module, inputs: Inputs, state: State | None = None) -> Tensor:
+    """f (rows, C) of a batch, with `state` in place of the model's own tensors where given."""
+    # Copies: a network may work in place, and the rows are needed again.
+    args, kwargs = arguments(model, map_inputs(torch.clone, inputs))
+    raw = model(*args, **kwargs) if state is None else _call_with(model, state, args, kwargs)
+    return as_matrix(raw, row_count(inputs))
+
+
+def _call_with(model: nn.Module, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    own = [(module, name, t) for module in model.modules() for name, t in module._parameters.items()]
+    try:
+        return functional_call(model, dict(state), args, kwargs)
+    finally:
+        # A module that is reachable by two names gets the wrong tensor back from functional_call.
+        for module, name, tensor in own:
+            module._parameters[name] = tensor
+
+
+def as_matrix(raw: Any, n_rows: int) -> Tensor:
+    """(rows,) and (rows, C) both become (rows, C); anything else is refused."""
+    if isinstance(raw, Tensor) and raw.ndim in (1, 2) and raw.shape[0] == n_rows and raw.is_floating_point():
+        return raw.unsqueeze(1) if raw.ndim == 1 else raw
+    found = f"a tensor of shape {tuple(raw.shape)} and {raw.dtype}" if isinstance(raw, Tensor) else type(raw).__name__
+    raise UserError(
+        f"the model returned {found} for {n_rows} rows; expected a floating-point tensor of shape (rows, outputs)",
+        hint="write a small module around the network that returns one row of outputs for each input row",
+    )
+
+
+def watch(model: nn.Module, inputs: Inputs) -> list[tuple[str, nn.Module, Any]]:
+    """Run the network once: (name, module, output) of every module without children, in the order in which they ran."""
+    seen: list[tuple[str, nn.Module, Any]] = []
+    hooks = [
+        module.register_forward_hook(lambda m, _args, out, name=name: seen.append((name, m, out)))
+        for name, module in model.named_modules()
+        if not any(module.children())
+    ]
+    try:
+        with torch.no_grad():
+            outputs(model, inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def last_linear(model: nn.Module, inputs: Inputs) -> list[str]:
+    """Names of the trainable parameters of the last `nn.Linear` that runs; empty where none does."""
+    ran = [module for _, module, _ in watch(model, inputs) if isinstance(module, nn.Linear)]
+    wanted = {id(tensor) for tensor in ran[-1].parameters(recurse=False)} if ran else set()
+    return [name for name, tensor in model.named_parameters() if id(tensor) in wanted and tensor.requires_grad]
+
+
+def first_non_finite(model: nn.Module, inputs: Inputs) -> str | None:
+    """The first module whose output is not finite."""
+    for name, _, out in watch(model, inputs):
+        if isinstance(out, Tensor) and out.is_floating_point() and not bool(torch.isfinite(out).all()):
+            return name or None
+    return None

@@ -1,0 +1,47 @@
+"""The full posterior's variance between two bounds, where its Gram matrix is too large.
+
+From below: any sub-network's (Theorem 1). From above: the full posterior of some of the training rows, because more
+data never widen it. Disjoint sets of rows give several upper bounds; the smallest counts, row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..jacobian.rows import Jacobian
+from ..jacobian.sharded import some_rows
+from ..omega.precision import Precision
+from .fitting import fit_full
+from .theorem1 import require_not_larger
+
+MOST_SETS = 4  # of rows: each costs a Gram matrix of its own, and adds less than the one before
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """Bounds of the full posterior's variance at every test row and output (M, C)."""
+
+    low: Tensor
+    high: Tensor
+    n_sets: int
+
+
+def bracket(precision: Precision, test: Jacobian, norms: Tensor, full_rows: int, subnets: Sequence[Tensor]) -> Bracket:
+    """Bounds from sub-network variances and from disjoint runs of `full_rows` training rows."""
+    n_rows = len(precision.root)
+    starts = range(0, n_rows - full_rows + 1, full_rows)[:MOST_SETS]
+    highs = [_variance(precision, test, norms, start, start + full_rows) for start in starts]
+    high = torch.stack(highs).amin(0)
+    low = torch.stack([torch.zeros_like(high), *subnets]).amax(0)
+    require_not_larger(low, high, norms, "a sub-network", f"the full posterior of {full_rows} rows")
+    return Bracket(torch.minimum(low, high), high, len(highs))
+
+
+def _variance(precision: Precision, test: Jacobian, norms: Tensor, start: int, stop: int) -> Tensor:
+    rows = some_rows(precision.jacobian, range(start, stop))
+    some = replace(precision, jacobian=rows, root=precision.root[start:stop])
+    return fit_full(some).variance(test, norms)

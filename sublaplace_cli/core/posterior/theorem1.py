@@ -1,0 +1,23 @@
+"""Theorem 1 as a run-time alarm: PV(S) ≤ PV(S′) ≤ PV_full for S ⊆ S′, at every row and output."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...errors import NumericsError
+
+
+def require_not_larger(smaller: Tensor, larger: Tensor, norms: Tensor, who: str, than: str) -> None:
+    """Refuse variances that break the order by more than rounding: 1e-9·PV + 400·eps·‖g‖²_{V⁻¹}."""
+    tolerance = 1e-9 * larger + 400 * torch.finfo(torch.float64).eps * norms.reshape(larger.shape)
+    broken = ~(smaller <= larger + tolerance)  # a NaN breaks it too
+    if bool(broken.any()):
+        row, output = (int(i) for i in broken.nonzero()[0])
+        raise NumericsError(
+            f"Theorem 1 is broken at test row {row}, output {output}: the variance of {who} is "
+            f"{float(smaller[row, output]):.12g}, that of {than} is {float(larger[row, output]):.12g}; "
+            f"{int(broken.sum())} of {broken.numel()} values are affected",
+            hint="a larger sub-network can never have a smaller variance, so rounding has taken over: raise "
+            "posterior.prior_precision or posterior.noise_variance, or use --dtype float64",
+        )

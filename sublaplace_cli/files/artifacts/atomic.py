@@ -1,0 +1,95 @@
+"""Writing so that a name that exists is complete: beside, synced, renamed."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from ...errors import RunError, SublaplaceError, UserError
+
+PART = ".part"
+
+
+def canonical_json(value: Any) -> str:
+    """One text for one value: sorted keys, no spaces, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+def digest_of(value: Any) -> str:
+    """sha256 of the canonical JSON."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def digest_of_files(paths: list[Path], below: Path | None = None) -> str:
+    """sha256 of a file's contents; of several, over those of each, with their names below a folder where given."""
+    digests = []
+    for path in paths:
+        with open(path, "rb") as file:
+            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+    if len(digests) == 1:
+        return digests[0]
+    names = ["" if below is None else os.path.relpath(path, below) for path in paths]
+    return digest_of(list(zip(names, digests, strict=True)))
+
+
+@contextmanager
+def explain_write_errors(path: Path) -> Iterator[None]:
+    """OS errors while writing `path`, as messages that name the file and the way out."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def write_error(path: Path, error: OSError) -> SublaplaceError:
+    """The message for an OS error while writing `path`."""
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return RunError(
+            f"could not write {path}: {reason}",
+            hint="free some disk, choose another disk with --run-dir, or store less with --max-artifact; "
+            "nothing incomplete was left under a final name",
+        )
+    return UserError(f"could not write {path}: {reason}", hint="choose a folder that can be written to with --run-dir")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in this folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def publish(part: Path, path: Path) -> None:
+    """Give a finished, synced file its final name."""
+    os.replace(part, path)
+    sync_folder(path.parent)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears under `path` when the block ends well, and not at all otherwise."""
+    part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
+    with explain_write_errors(path):
+        try:
+            with open(part, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            publish(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in one step."""
+    with replacing(path) as file:
+        file.write(text.encode())

@@ -1,0 +1,143 @@
+"""The run folder: one identity, one writer at a time, nothing stale.
+
+Its name is a fingerprint of the weights, the data and every option that changes a number; `run.json` inside
+spells the same out, so that a folder given with --run-dir can be checked too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from ...errors import UserError
+from .artifact import Artifact, broken, open_artifact
+from .atomic import canonical_json, digest_of, explain_write_errors, write_text
+
+MANIFEST = "run.json"
+LOCK = ".lock"
+OWN = (LOCK, ".gitignore")
+LEFTOVER = re.compile(r"\.(run\.json|evaluation\.json|\.gitignore|[\w.-]+\.safetensors(\.part\.json)?)\.\d+\.part")
+
+
+def fingerprint(identity: Mapping[str, Any]) -> str:
+    """Sixteen hex digits that stand for an identity."""
+    return digest_of(identity)[:16]
+
+
+def default_folder(spec_folder: Path, identity: Mapping[str, Any]) -> Path:
+    """`.sublaplace/<fingerprint>/` beside the spec."""
+    return spec_folder / ".sublaplace" / fingerprint(identity)
+
+
+def file_stem(kind: str, method: str, k: int) -> str:
+    """`indices-gradient-k1000`; what is not safe in a file name is replaced and told apart by a digest."""
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", method)
+    return f"{kind}-{safe if safe == method else f'{safe}-{digest_of(method)[:8]}'}-k{k}"
+
+
+@dataclass
+class RunFolder:
+    """An open, locked run folder."""
+
+    path: Path
+    identity: Mapping[str, Any]
+    lock: IO[str]
+
+    @classmethod
+    def open(cls, path: Path, identity: Mapping[str, Any], *, force: bool, on_wait: Callable[[str], None]) -> RunFolder:
+        """Make the folder where needed, wait for the lock, check that it belongs to this identity."""
+        with explain_write_errors(path):
+            path.mkdir(parents=True, exist_ok=True)
+            _refuse_strangers(path)
+            lock = open(path / LOCK, "a")  # noqa: SIM115 (held until close: the lock ends with the process)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            on_wait(f"another run is using {path}; waiting for it to end")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = cls(path, identity, lock)
+        try:
+            folder._claim(force)
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    def _claim(self, force: bool) -> None:
+        for leftover in self.path.iterdir():  # of a run that was killed: the lock says that none is alive
+            if LEFTOVER.fullmatch(leftover.name):
+                leftover.unlink()
+        known = None if force else self._known_identity()
+        wanted = json.loads(canonical_json(self.identity))
+        if known is not None and known != wanted:
+            raise UserError(
+                f"{self.path} belongs to another run: {_difference(known, wanted)}",
+                hint="choose another --run-dir, or --force to replace what is in it",
+            )
+        if known is None:
+            for old in [*self.path.glob("*.safetensors*"), self.path / "evaluation.json"]:
+                old.unlink(missing_ok=True)
+            write_text(self.path / ".gitignore", "*\n")
+            write_text(self.path / MANIFEST, canonical_json(self.identity) + "\n")
+
+    def _known_identity(self) -> dict[str, Any] | None:
+        manifest = self.path / MANIFEST
+        if not manifest.exists():
+            return None
+        try:
+            known = json.loads(manifest.read_text())
+        except (OSError, ValueError) as error:
+            raise broken(manifest, f"it cannot be read ({error})") from error
+        if not isinstance(known, dict):
+            raise broken(manifest, "it does not describe a run")
+        return known
+
+    def file(self, stem: str) -> Path:
+        return self.path / f"{stem}.safetensors"
+
+    def find(self, stem: str, kind: str, **expected: Any) -> Artifact | None:
+        """A finished artifact of this run whose metadata are as expected; None where it is not there yet."""
+        path = self.file(stem)
+        if not path.exists():
+            return None
+        artifact = open_artifact(path, kind)
+        if artifact.meta.get("fingerprint") != fingerprint(self.identity):
+            raise broken(path, "it belongs to another run: other weights, data or options")
+        for key, value in expected.items():
+            if artifact.meta.get(key) != value:
+                raise broken(path, f"its {key} is {artifact.meta.get(key)}, expected {value}: it belongs elsewhere")
+        return artifact
+
+    def close(self) -> None:
+        """Give up the lock."""
+        self.lock.close()
+
+
+def _refuse_strangers(path: Path) -> None:
+    """A folder with files in it that is no run folder is left alone."""
+    if (path / MANIFEST).exists():
+        return
+    strangers = sorted(q.name for q in path.iterdir() if q.name not in OWN and not LEFTOVER.fullmatch(q.name))
+    if strangers:
+        raise UserError(
+            f"{path} is not a run folder: it holds {', '.join(strangers[:3])} and no {MANIFEST}",
+            hint="choose an empty or new folder for --run-dir",
+        )
+
+
+def _difference(known: Any, wanted: Any, prefix: str = "") -> str:
+    if isinstance(known, dict) and isinstance(wanted, dict):
+        for key in sorted({*known, *wanted}):
+            if known.get(key) != wanted.get(key):
+                return _difference(known.get(key), wanted.get(key), f"{prefix}.{key}" if prefix else key)
+    return f"'{prefix}' is {_short(known)} there and {_short(wanted)} here"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:37] + "…"

@@ -1,0 +1,122 @@
+"""Which column of a table is what.
+
+Columns are named or counted from 0. A file other than the training file is matched to it by column names
+where both have a header, else by position; it may lack the target, and `rest` still means the same columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import UserError, suggestion
+
+if TYPE_CHECKING:
+    from ..spec.data import ColumnsSpec
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of one table."""
+
+    path: Path
+    width: int
+    names: tuple[str, ...] | None = None
+
+    def find(self, column: str | int) -> int:
+        """The position of a column given by name or position."""
+        if isinstance(column, int):
+            if not 0 <= column < self.width:
+                raise UserError(
+                    f"{self.path}: there is no column {column}: it has {self.width} columns",
+                    hint=f"positions go from 0 to {self.width - 1}",
+                )
+            return column
+        if self.names is None:
+            raise UserError(
+                f"{self.path}: column '{column}' is asked for, but the table has no column names",
+                hint=f"add a header line, or use positions 0 to {self.width - 1}",
+            )
+        positions = [position for position, name in enumerate(self.names) if name == column]
+        if not positions:
+            raise UserError(f"{self.path}: no column '{column}'", hint=suggestion(column, set(self.names)))
+        if len(positions) > 1:
+            raise UserError(
+                f"{self.path}: {len(positions)} columns are called '{column}' (positions {positions})",
+                hint="rename them, or use the position",
+            )
+        return positions[0]
+
+    def label(self, position: int) -> str:
+        """How a message names a column."""
+        return str(position) if self.names is None else f"'{self.names[position]}'"
+
+    def labels(self, positions: list[int]) -> tuple[str, ...]:
+        """The labels of several columns."""
+        return tuple(self.label(position) for position in positions)
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Positions of the input and target columns; `targets` is empty where there is no target."""
+
+    inputs: list[int]
+    targets: list[int]
+
+
+def pick_columns(spec: ColumnsSpec | None, table: Columns, training: Columns | None) -> Picked:
+    """Which columns of `table` are inputs and targets; `training` is the training table if it is another."""
+    if training is None:
+        return _pick(spec, table)
+    wanted = _pick(spec, training)
+    if table.names != training.names and table.names and training.names:
+        return _pick_by_name(wanted, table, training)
+    if table.width == training.width:
+        return wanted
+    rest = spec is None or spec.input == "rest"
+    if rest and table.width == training.width - len(wanted.targets):
+        return Picked(list(range(table.width)), [])
+    raise UserError(
+        f"{table.path} has {table.width} columns, the training file {training.path} has {training.width}",
+        hint="give both the same columns, or a header line in both so that names can be matched",
+    )
+
+
+def _pick(spec: ColumnsSpec | None, table: Columns) -> Picked:
+    if spec is None:
+        return Picked(list(range(table.width)), [])
+    targets = [table.find(column) for column in _as_list(spec.target)]
+    if spec.input == "rest":
+        inputs = [position for position in range(table.width) if position not in targets]
+    else:
+        inputs = [table.find(column) for column in _as_list(spec.input)]
+    seen: set[int] = set()
+    for position in targets + inputs:
+        if position in seen:
+            raise UserError(
+                f"{table.path}: column {table.label(position)} is used more than once",
+                hint="each column is an input or a target, once: see data.columns",
+            )
+        seen.add(position)
+    if not inputs:
+        raise UserError(f"{table.path}: no input columns are left beside the target", hint="see data.columns")
+    return Picked(inputs, targets)
+
+
+def _as_list(value: Any) -> list[str | int]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _pick_by_name(wanted: Picked, table: Columns, training: Columns) -> Picked:
+    known = training.names or ()
+    inputs = [table.find(known[position]) for position in wanted.inputs]
+    present = [position for position in wanted.targets if known[position] in (table.names or ())]
+    if present and len(present) < len(wanted.targets):
+        raise UserError(
+            f"{table.path} has some of the target columns of {training.path}, but not all",
+            hint="give all of them or none",
+        )
+    return Picked(inputs, [table.find(known[position]) for position in present])

@@ -1,0 +1,287 @@
+"""The spec's `data` section → splits of rows, checked and ready to be prepared chunk by chunk.
+
+Each format is one function `read_…(request) -> Source` named in `catalog.DATA_FORMATS`.
+To add one: 1. write the reader, 2. add the catalog line, 3. if it needs an extra, add it to `EXTRAS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ... import catalog
+from ...errors import UserError, suggestion
+from .sources import Chosen, Inputs, Request, Source, check_lengths, choose, map_arrays
+from .transforms import (
+    MeanStd,
+    Preparation,
+    Scales,
+    class_labels,
+    compile_steps,
+    given_scale,
+    measured_scale,
+    refuse_one_class,
+    regression_targets,
+)
+
+if TYPE_CHECKING:
+    from ..spec.data import DataSpec, SplitSpec
+
+__all__ = ["Inputs", "MeanStd", "Preparation", "Scales", "Split", "data_files", "load_splits", "require_extra"]
+
+Resolve = Callable[[str, str], Path]
+
+SPLIT_NAMES = ("train", "test", "reference", "validation")
+EXTRAS = {"parquet": ("pyarrow", "parquet"), "imagefolder": ("PIL", "image")}
+
+
+@dataclass(frozen=True)
+class Split:
+    """The chosen rows of one split, as stored; `inputs` prepares them chunk by chunk."""
+
+    name: str
+    raw: Inputs
+    targets: np.ndarray | None
+    rows: np.ndarray
+    source_rows: int
+    preparation: Preparation
+    target_scale: MeanStd | None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def inputs(self, start: int, stop: int) -> Inputs:
+        """Rows [start, stop) after transforms and standardisation."""
+        return map_arrays(lambda array: self.preparation.apply(array[start:stop]), self.raw)
+
+
+def require_extra(format_name: str) -> None:
+    """Raise early if the package behind a data format is not installed."""
+    module, extra = EXTRAS.get(format_name, ("numpy", ""))
+    if find_spec(module) is None:
+        raise UserError(
+            f"data.format: {format_name} needs a package that is not installed ({module})",
+            hint=f"pip install 'sublaplace[{extra}]'",
+        )
+
+
+def data_files(data: DataSpec, resolve: Resolve, names: Sequence[str] | None = None) -> list[Path]:
+    """Every file that the splits (or those called `names`) read, for hashing."""
+    files: list[Path] = []
+    for origin in dict.fromkeys(origin_of(data, name) for name in names or _configured(data)):
+        path = _path(data, origin, resolve)
+        if data.format == "imagefolder":
+            from .images import image_files
+
+            files.extend(image_files(path))
+        else:
+            files.append(path)
+    return list(dict.fromkeys(files))
+
+
+def load_splits(
+    data: DataSpec,
+    names: Sequence[str],
+    *,
+    task: str,
+    resolve: Resolve,
+    memory: int,
+    positive_classes: Sequence[int] | None = None,
+    scales: Scales | None = None,
+) -> dict[str, Split]:
+    """The splits called `names`, checked; a file that several share is read once.
+
+    `scales` stand for what would be measured on the training rows, which then need not be there.
+    """
+    require_extra(data.format)
+    origins = {name: origin_of(data, name) for name in names}
+    train = origin_of(data, "train")
+    needed = list(dict.fromkeys(origins.values()))
+    if scales is None and "from-train" in (_mode(data, "input"), _mode(data, "target")) and train not in needed:
+        needed.append(train)
+    sources = _Sources(data, resolve, memory, alone=scales is not None)
+    chosen = {origin: choose(sources.of(origin), _split_spec(data, origin), origin, memory) for origin in needed}
+    targets = {
+        origin: _targets(part, task, positive_classes, is_train=origin == train) for origin, part in chosen.items()
+    }
+    target_scale = _target_scale(data, task, targets, train) if scales is None else scales.target
+    preparations = _preparations(data, chosen, train, scales)
+    built = {
+        origin: Split(
+            origin,
+            part.raw,
+            _scaled(targets[origin], target_scale, origin),
+            part.rows,
+            len(part.source),
+            preparations[origin],
+            target_scale,
+        )
+        for origin, part in chosen.items()
+    }
+    return {name: replace(built[origin], name=name) for name, origin in origins.items()}
+
+
+# --- which file, which rows ------------------------------------------------------------------------------
+
+
+class _Sources:
+    """Reads each file once and keeps count of the memory taken."""
+
+    def __init__(self, data: DataSpec, resolve: Resolve, memory: int, alone: bool) -> None:
+        self._data, self._resolve, self._memory, self._alone = data, resolve, memory, alone
+        self._read: dict[tuple[Path, str], Source] = {}
+
+    def of(self, origin: str) -> Source:
+        data = self._data
+        path = _path(data, origin, self._resolve)
+        arrays = getattr(_split_spec(data, origin), "arrays", None) or data.arrays
+        if (path, repr(arrays)) not in self._read:
+            train = origin_of(data, "train")
+            read_train = not self._alone and _has_path(data, train)
+            training_path = _path(data, train, self._resolve) if read_train else None
+            left = self._memory - sum(source.held for source in self._read.values())
+            request = Request(path, data.columns, arrays, None if path == training_path else training_path, left)
+            source = catalog.find(catalog.DATA_FORMATS, data.format, "data format")(request)
+            check_lengths(source)
+            self._read[path, repr(arrays)] = source
+        return self._read[path, repr(arrays)]
+
+
+def _split_spec(data: DataSpec, name: str) -> SplitSpec | None:
+    return getattr(data.splits, name, None)
+
+
+def _configured(data: DataSpec) -> list[str]:
+    """The splits there are: those in the spec, and `train`, which defaults to all rows of `data.path`."""
+    names = [name for name in SPLIT_NAMES if _split_spec(data, name) is not None]
+    return names if "train" in names or data.path is None else ["train", *names]
+
+
+def origin_of(data: DataSpec, name: str) -> str:
+    """The split whose rows `name` uses, through `same_as`."""
+    passed = [name]
+    while True:
+        spec = _split_spec(data, passed[-1])
+        following = "train" if spec is None and passed[-1] == "reference" else getattr(spec, "same_as", None)
+        if following is None:
+            break
+        if following not in SPLIT_NAMES:
+            raise UserError(
+                f"data.splits.{passed[-1]}.same_as: unknown split '{following}'",
+                hint=suggestion(following, SPLIT_NAMES),
+            )
+        if following in passed:
+            raise UserError(f"data.splits: same_as runs in a circle: {' → '.join([*passed, following])}")
+        passed.append(following)
+    if spec is None and passed[-1] != "train":
+        raise UserError(f"the spec has no split '{passed[-1]}'", hint=f"add data.splits.{passed[-1]}")
+    return passed[-1]
+
+
+def _has_path(data: DataSpec, origin: str) -> bool:
+    return (getattr(_split_spec(data, origin), "path", None) or data.path) is not None
+
+
+def _path(data: DataSpec, origin: str, resolve: Resolve) -> Path:
+    own = getattr(_split_spec(data, origin), "path", None)
+    field = f"data.splits.{origin}.path" if own else "data.path"
+    value = own or data.path
+    if not value:
+        raise UserError(f"split '{origin}' has no file", hint=f"set data.path or data.splits.{origin}.path")
+    path = resolve(value, field)
+    folder = data.format == "imagefolder"
+    if not (path.is_dir() if folder else path.is_file()):
+        found = "is missing" if not path.exists() else f"is not a {'folder' if folder else 'file'}"
+        raise UserError(f"{field}: {path} {found}", hint="paths are relative to the folder of the spec")
+    return path
+
+
+# --- targets and preparation -----------------------------------------------------------------------------
+
+
+def _mode(data: DataSpec, side: str) -> Any:
+    mode = getattr(data.standardise, side, None)
+    return "none" if mode is None else mode
+
+
+def _targets(chosen: Chosen, task: str, positive_classes: Sequence[int] | None, *, is_train: bool) -> np.ndarray | None:
+    if chosen.targets is None:
+        return None
+    where = str(chosen.source.path)
+    if task == "regression":
+        return regression_targets(chosen.targets, where)
+    labels = class_labels(chosen.targets, task, positive_classes, where, chosen.place)
+    if is_train:
+        refuse_one_class(labels, where)
+    return labels
+
+
+def _target_scale(data: DataSpec, task: str, targets: dict[str, np.ndarray | None], train: str) -> MeanStd | None:
+    mode = _mode(data, "target")
+    if mode == "none":
+        return None
+    if task != "regression":
+        raise UserError(
+            f"data.standardise.target: the targets of task {task} are classes",
+            hint="remove it: only regression targets can be standardised",
+        )
+    if mode != "from-train":
+        known = [values.shape[1] for values in targets.values() if values is not None]
+        return given_scale(mode, (known[0] if known else np.size(mode.mean),), "data.standardise.target")
+    values = targets[train]
+    if values is None:
+        raise UserError(
+            "data.standardise.target is from-train, but the training rows have no target",
+            hint="name the target in data.columns or data.arrays, or give mean and std",
+        )
+    return measured_scale(values)
+
+
+def _scaled(values: np.ndarray | None, scale: MeanStd | None, origin: str) -> np.ndarray | None:
+    if values is None or scale is None:
+        return values
+    if values.shape[1:] != scale.mean.shape:
+        raise UserError(
+            f"split '{origin}' has {values.shape[1]} target columns, its standardisation {len(scale.mean)}",
+            hint="all splits need the same target columns",
+        )
+    return scale.apply(values)
+
+
+def _preparations(
+    data: DataSpec, chosen: dict[str, Chosen], train: str, scales: Scales | None
+) -> dict[str, Preparation]:
+    mode = _mode(data, "input")
+    transforms = list(data.transforms or ())
+    if mode == "none" and not transforms and (scales is None or scales.input is None):
+        return dict.fromkeys(chosen, Preparation())
+    arrays = {origin: _single_array(part) for origin, part in chosen.items()}
+    compiled = {origin: compile_steps(transforms, array.shape[1:]) for origin, array in arrays.items()}
+    from_train = scales.input if scales is not None else None
+    if mode == "from-train" and scales is None:
+        from_train = measured_scale(arrays[train], compiled[train][0])
+    preparations = {}
+    for origin, (steps, shape) in compiled.items():
+        scale = from_train if mode in ("none", "from-train") else given_scale(mode, shape, "data.standardise.input")
+        if scale is not None and scale.mean.shape != shape:
+            raise UserError(
+                f"rows of split '{origin}' have shape {shape}, training rows {scale.mean.shape}",
+                hint="all splits need the same inputs",
+            )
+        preparations[origin] = Preparation(steps, scale)
+    return preparations
+
+
+def _single_array(chosen: Chosen) -> np.ndarray:
+    if isinstance(chosen.raw, np.ndarray):
+        return chosen.raw
+    raise UserError(
+        f"{chosen.source.path}: data.transforms and data.standardise.input work on one input array, "
+        f"here are {len(chosen.raw)}",
+        hint="store the arrays prepared, and remove both from the spec",
+    )

@@ -1,0 +1,107 @@
+"""A folder of images, one sub-folder per class: path/<class>/<image>."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import UserError, suggestion
+from .sources import Request, Source, refuse_if_larger
+
+SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+# A closed list: some of Pillow's other readers start outside programs.
+DECODERS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+# Converting these to RGB clips their values without a word.
+DEEP_MODES = ("I", "F")
+
+
+def read_imagefolder(request: Request) -> Source:
+    """RGB images of one size as (N, H, W, 3) uint8, with the class number as target."""
+    image_class = _pillow()
+    files = image_files(request.path)
+    targets = _class_numbers(request, files)
+    width, height = _common_size(files, image_class)
+    refuse_if_larger(3 * width * height * len(files), request.memory, f"{request.path}: {len(files)} images")
+    images: np.ndarray = np.empty((len(files), height, width, 3), dtype=np.uint8)
+    for row, file in enumerate(files):
+        with _opened(file, image_class) as image:
+            images[row] = np.asarray(image.convert("RGB"))
+    return Source(request.path, images, targets, held=images.nbytes)
+
+
+def image_files(path: Path) -> list[Path]:
+    """All images of all classes: classes in the order of their names, then images in the order of theirs."""
+    files = [
+        file
+        for folder in _class_folders(path)
+        for file in sorted(folder.iterdir(), key=lambda file: file.name)
+        if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
+    ]
+    if not files:
+        raise UserError(
+            f"{path} has no images in class folders",
+            hint=f"expected {path.name}/<class>/<image>, with one of {', '.join(sorted(SUFFIXES))}",
+        )
+    return files
+
+
+def _class_folders(path: Path) -> list[Path]:
+    folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    return sorted(folders, key=lambda folder: folder.name)
+
+
+def _class_numbers(request: Request, files: list[Path]) -> np.ndarray:
+    # The training folder numbers the classes: one that is absent elsewhere must not renumber the others.
+    names = [folder.name for folder in _class_folders(request.training_path or request.path)]
+    numbers = {name: number for number, name in enumerate(names)}
+    for file in files:
+        if file.parent.name not in numbers:
+            raise UserError(
+                f"{request.path}: class '{file.parent.name}' is not among those of {request.training_path}",
+                hint=suggestion(file.parent.name, names),
+            )
+    return np.array([numbers[file.parent.name] for file in files], dtype=np.int64)
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise UserError("image folders need pillow", hint="pip install 'sublaplace[image]'") from None
+    return Image
+
+
+@contextmanager
+def _opened(file: Path, image_class: Any) -> Iterator[Any]:
+    """An image whose header has been read; decoding inside the block is covered by the same errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", image_class.DecompressionBombWarning)
+        try:
+            with image_class.open(file, formats=DECODERS) as image:
+                yield image
+        except (image_class.DecompressionBombWarning, image_class.DecompressionBombError) as error:
+            raise UserError(f"{file}: refused as a decompression bomb: {error}", hint="scale it down") from None
+        except (OSError, ValueError, SyntaxError, EOFError) as error:
+            raise UserError(f"{file}: not a readable image: {error}", hint="remove it, or save it again") from None
+
+
+def _common_size(files: list[Path], image_class: Any) -> tuple[int, int]:
+    """Width and height of all images, from their headers alone."""
+    size: tuple[int, int] | None = None
+    for file in files:
+        with _opened(file, image_class) as image:
+            if image.mode.split(";")[0] in DEEP_MODES:
+                raise UserError(f"{file} has mode {image.mode}, expected 8 bits", hint="convert it to 8-bit RGB")
+            size = size or image.size
+            if image.size != size:
+                raise UserError(
+                    f"{file} is {image.size[0]}x{image.size[1]}, but {files[0]} is {size[0]}x{size[1]}",
+                    hint="all images need one size: resize them beforehand",
+                )
+    assert size is not None  # image_files gives at least one
+    return size

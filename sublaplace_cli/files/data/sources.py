@@ -1,0 +1,246 @@
+"""One data file as its reader hands it over, and the choice of rows from it.
+
+A reader is a function `read_…(request: Request) -> Source`; it judges sizes before it takes memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...errors import UserError
+from .transforms import row_chunks
+
+if TYPE_CHECKING:
+    from ..spec.data import ArraysSpec, ColumnsSpec, IndicesSpec, SplitSpec
+
+Inputs = np.ndarray | dict[str, np.ndarray] | tuple[np.ndarray, ...]
+
+SHOWN = 3  # how many bad values a message lists
+ROW_SLICE = re.compile(r"\s*(-?\d{1,18})?\s*:\s*(-?\d{1,18})?\s*(?::\s*(-?\d{1,18})?\s*)?")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a reader is asked for."""
+
+    path: Path
+    columns: ColumnsSpec | None
+    arrays: ArraysSpec | None
+    training_path: Path | None  # set where it is another file than this: only then may the target be absent
+    memory: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """All rows of one file; the labels only serve messages."""
+
+    path: Path
+    inputs: Inputs
+    targets: np.ndarray | None
+    held: int = 0  # bytes of memory taken (0 for a memory map)
+    input_columns: tuple[str, ...] | None = None
+    target_columns: tuple[str, ...] | None = None
+    first_line: int | None = None  # text files: the 1-based line of row 0
+    array: Callable[[str], np.ndarray] | None = None  # any array of the same file by name, where there are some
+
+    def __len__(self) -> int:
+        return len(named_arrays(self.inputs)[0][1])
+
+    def place(self, row: int) -> str:
+        """How a message names a row."""
+        return f"row {row}" if self.first_line is None else f"line {row + self.first_line}"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The chosen rows of one source, all of them finite."""
+
+    source: Source
+    rows: np.ndarray
+    raw: Inputs
+    targets: np.ndarray | None
+
+    def place(self, position: int) -> str:
+        """How a message names the row at this position of the choice."""
+        return self.source.place(int(self.rows[position]))
+
+
+def map_arrays(function: Callable[[np.ndarray], np.ndarray], inputs: Inputs) -> Inputs:
+    """The same structure of inputs with `function` applied to each array."""
+    if isinstance(inputs, dict):
+        return {name: function(array) for name, array in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(function(array) for array in inputs)
+    return function(inputs)
+
+
+def named_arrays(inputs: Inputs) -> list[tuple[str, np.ndarray]]:
+    """The arrays of the inputs with a label for messages (empty where there is only one)."""
+    if isinstance(inputs, dict):
+        return list(inputs.items())
+    if isinstance(inputs, tuple):
+        return [(str(position), array) for position, array in enumerate(inputs)]
+    return [("", inputs)]
+
+
+def refuse_if_larger(size: int, memory: int, what: str) -> None:
+    """Refuse data that would not fit, before memory is taken."""
+    if size > memory:
+        raise UserError(
+            f"{what} takes {gibibytes(size)}, but only {gibibytes(max(memory, 0))} may be used for it",
+            hint="raise --memory, or store fewer rows, fewer columns or a smaller dtype",
+        )
+
+
+def gibibytes(size: int) -> str:
+    """A size for people."""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB"
+
+
+def check_lengths(source: Source) -> None:
+    """Every array of a source must have the same number of rows, and at least one."""
+    parts = [(f"input '{label}'" if label else "the input", a) for label, a in named_arrays(source.inputs)]
+    if source.targets is not None:
+        parts.append(("the target", source.targets))
+    for what, array in parts:
+        if array.ndim == 0:
+            raise UserError(f"{source.path}: {what} is a single number", hint="its first axis must be the rows")
+        if len(array) != len(parts[0][1]):
+            raise UserError(
+                f"{source.path}: {parts[0][0]} has {len(parts[0][1])} rows, {what} has {len(array)}",
+                hint="the first axis of each array is the rows: they must agree",
+            )
+    if len(source) == 0:
+        raise UserError(f"{source.path} has no rows", hint="give a file with data")
+
+
+def choose(source: Source, spec: SplitSpec | None, name: str, memory: int) -> Chosen:
+    """The rows of one split, checked for NaN and infinity."""
+    rows = choose_rows(spec, source, f"data.splits.{name}")
+
+    def take(array: np.ndarray) -> np.ndarray:
+        return take_rows(array, rows, memory, f"{source.path}: split '{name}'")
+
+    targets = None if source.targets is None else take(source.targets)
+    chosen = Chosen(source, rows, map_arrays(take, source.inputs), targets)
+    for label, array in named_arrays(chosen.raw):
+        what = f"input '{label}'" if label else "input"
+        check_finite(array, what, source.input_columns, chosen.place, source.path)
+    if targets is not None:
+        check_finite(targets, "target", source.target_columns, chosen.place, source.path)
+    return chosen
+
+
+def choose_rows(spec: SplitSpec | None, source: Source, field: str) -> np.ndarray:
+    """Row numbers of a split: `rows` or `indices`, then a subsample of `n`, kept in order."""
+    rows: np.ndarray = np.arange(len(source), dtype=np.int64)
+    if spec is None:
+        return rows
+    if spec.rows is not None and spec.indices is not None:
+        raise UserError(f"{field} has both rows and indices", hint="keep one of them")
+    if spec.rows is not None:
+        rows = rows[_row_slice(spec.rows, f"{field}.rows")]
+    if spec.indices is not None:
+        rows = _index_rows(spec.indices, source, f"{field}.indices")
+    if spec.n is not None:
+        rows = rows[_subsample(len(rows), spec.n, spec.seed, field)]
+    if len(rows) == 0:
+        raise UserError(
+            f"{field}: empty split: it selects none of the {len(source)} rows of {source.path}",
+            hint="choose rows that exist",
+        )
+    return rows
+
+
+def _row_slice(text: str, field: str) -> slice:
+    match = ROW_SLICE.fullmatch(text)
+    if match is None or (match[3] and int(match[3]) == 0):
+        raise UserError(f"{field} is '{text}'", hint="expected start:stop or start:stop:step, like '0:353'")
+    start, stop, step = (int(part) if part else None for part in match.groups())
+    return slice(start, stop, step)
+
+
+def _subsample(available: int, n: int, seed: int, field: str) -> np.ndarray:
+    if not 0 <= n <= available:
+        raise UserError(f"{field}.n is {n}, but {available} rows are available", hint="n draws without replacement")
+    return np.sort(np.random.default_rng(seed).choice(available, n, replace=False))
+
+
+def _index_rows(spec: IndicesSpec, source: Source, field: str) -> np.ndarray:
+    if source.array is None:
+        raise UserError(f"{field}: {source.path} has no named arrays", hint="use rows, or an npz or safetensors file")
+    where = f"{field}: array '{spec.array}' of {source.path}"
+    indices = _index_vector(source.array(spec.array), spec.row, where)
+    if indices.dtype.kind not in "iu":
+        raise UserError(
+            f"{where} has dtype {indices.dtype}, expected integers",
+            hint="save row numbers: for a mask numpy.flatnonzero(mask), for floats .astype('int64')",
+        )
+    outside = (indices < 0) | (indices >= len(source))
+    if outside.any():
+        raise UserError(
+            f"{where} holds {indices[outside][0]}, which is no row of the file",
+            hint=f"row numbers go from 0 to {len(source) - 1}",
+        )
+    values, counts = np.unique(indices, return_counts=True)
+    if len(values) < len(indices):
+        raise UserError(f"{where} holds row {values[counts > 1][0]} more than once", hint="a split takes a row once")
+    return indices.astype(np.int64)
+
+
+def _index_vector(indices: np.ndarray, row: int | None, where: str) -> np.ndarray:
+    if indices.ndim != (1 if row is None else 2):
+        expected = "1-D, or 2-D with a row: of it named" if row is None else "2-D for a row: of it to be named"
+        raise UserError(f"{where} has shape {indices.shape}", hint=f"an index array must be {expected}")
+    if row is None:
+        return indices
+    if not 0 <= row < len(indices):
+        raise UserError(f"{where} has {len(indices)} rows, so no row {row}", hint="rows count from 0")
+    return indices[row]
+
+
+def take_rows(array: np.ndarray, rows: np.ndarray, memory: int, what: str) -> np.ndarray:
+    """The chosen rows: a view where they are consecutive, so that the common case copies nothing."""
+    if np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
+        return array[rows[0] : rows[0] + len(rows)]
+    refuse_if_larger(len(rows) * (array.nbytes // len(array)), memory, f"{what}: the choice of {len(rows)} rows")
+    return array[rows]
+
+
+def check_finite(
+    values: np.ndarray, what: str, columns: tuple[str, ...] | None, place: Callable[[int], str], path: Path
+) -> None:
+    """Refuse NaN and infinity, naming the first few; chunk by chunk, so that no second copy is made."""
+    if values.dtype.kind != "f":
+        return
+    shown: list[str] = []
+    total = start = 0
+    for chunk in row_chunks(values):
+        bad = ~np.isfinite(chunk)
+        total += int(np.count_nonzero(bad))
+        if bad.any() and len(shown) < SHOWN:
+            for position in np.argwhere(bad)[: SHOWN - len(shown)]:
+                row, *element = (int(axis) for axis in position)
+                value = chunk[tuple(position)]
+                shown.append(f"{place(start + row)}{_element(element, columns)}: {value}")
+        start += len(chunk)
+    if total:
+        raise UserError(
+            f"{path}: {total} {what} value{'s are' if total > 1 else ' is'} not finite: "
+            f"{'; '.join(shown)}{' …' if total > len(shown) else ''}",
+            hint="remove or fill these cells, or choose other rows",
+        )
+
+
+def _element(element: list[int], columns: tuple[str, ...] | None) -> str:
+    if not element:
+        return ""
+    if len(element) > 1:
+        return f", element {tuple(element)}"
+    return f", column {element[0]}" if columns is None else f", column {columns[element[0]]}"

@@ -1,0 +1,239 @@
+"""Tables of numbers: csv and parquet."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from ...errors import UserError
+from .columns import Columns, Picked, pick_columns
+from .sources import Request, Source, refuse_if_larger
+
+LONGEST_LINE = 16 * 2**20
+MISSING_MARKS = {"", "na", "n/a", "nan", "null", "none", "?", "-"}
+
+# --- csv -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Survey:
+    columns: Columns
+    first_line: int
+    rows: int
+    quoted: bool
+
+
+def read_csv(request: Request) -> Source:
+    """A comma-separated table of numbers, with or without a header line."""
+    survey = _survey(request.path)
+    training = None if request.training_path is None else _survey(request.training_path, only_header=True).columns
+    picked = pick_columns(request.columns, survey.columns, training)
+    order = picked.inputs + picked.targets
+    refuse_if_larger(8 * survey.rows * len(order), request.memory, str(request.path))
+    table = _parse(request.path, survey, order)
+    return _table_source(request.path, table, survey.columns, picked, first_line=survey.first_line)
+
+
+def _table_source(
+    path: Path, table: np.ndarray, columns: Columns, picked: Picked, first_line: int | None = None
+) -> Source:
+    split = len(picked.inputs)
+    return Source(
+        path,
+        table[:, :split],
+        table[:, split:] if picked.targets else None,
+        held=table.nbytes,
+        input_columns=columns.labels(picked.inputs),
+        target_columns=columns.labels(picked.targets),
+        first_line=first_line,
+    )
+
+
+def _lines(handle: TextIO, path: Path) -> Iterator[tuple[int, str]]:
+    # A bounded readline: a file without line ends must not be read as one huge line.
+    number = 0
+    try:
+        while line := handle.readline(LONGEST_LINE):
+            number += 1
+            if len(line) == LONGEST_LINE:
+                raise UserError(f"{path}: line {number} is longer than {LONGEST_LINE} characters", hint="is it csv?")
+            yield number, line
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}: not UTF-8 text after line {number} ({error.reason})", hint="save the file as UTF-8 csv"
+        ) from None
+
+
+def _cells(line: str, number: int, path: Path) -> list[str]:
+    try:
+        return [cell.strip() for cell in next(csv.reader([line]), [])]
+    except csv.Error as error:
+        raise UserError(f"{path}: line {number}: {error}", hint="expected comma-separated cells") from None
+
+
+def _survey(path: Path, *, only_header: bool = False) -> _Survey:
+    """Header, width and number of rows, with every line's number of cells checked."""
+    with path.open(encoding="utf-8-sig") as handle:
+        lines = _lines(handle, path)
+        _, line = next(lines, (0, ""))
+        first = _cells(line, 1, path)
+        if not any(first):
+            found = "is empty" if not line else "starts with an empty line"
+            raise UserError(f"{path} {found}", hint="expected a header or numbers in its first line")
+        header = not all(_number(cell) is not None or cell.lower() in MISSING_MARKS for cell in first)
+        columns = Columns(path, len(first), tuple(first) if header else None)
+        counted, quoted = (0, False) if only_header else _count_rows(lines, columns)
+    rows = counted + (not header)
+    if rows == 0 and not only_header:
+        raise UserError(f"{path} has a header line but no rows", hint="add data lines")
+    return _Survey(columns, 2 if header else 1, rows, quoted or '"' in line)
+
+
+def _count_rows(lines: Iterator[tuple[int, str]], columns: Columns) -> tuple[int, bool]:
+    rows, blank, quoted, path = 0, 0, False, columns.path
+    for number, line in lines:
+        if line.isspace():
+            blank = blank or number
+            continue
+        if blank:
+            raise UserError(f"{path}: line {blank} is empty", hint="remove it: rows are counted by line")
+        width = line.count(",") + 1
+        if '"' in line:
+            quoted, width = True, len(_cells(line, number, path))
+        if width != columns.width:
+            raise UserError(
+                f"{path}: line {number} has {width} cells, the first line has {columns.width}",
+                hint="cells are separated by commas; every line needs the same number",
+            )
+        rows += 1
+    return rows, quoted
+
+
+def _parse(path: Path, survey: _Survey, order: list[int]) -> np.ndarray:
+    with path.open(encoding="utf-8-sig") as handle:
+        for _ in range(survey.first_line - 1):
+            handle.readline()
+        try:
+            return np.loadtxt(
+                handle,
+                delimiter=",",
+                comments=None,
+                quotechar='"' if survey.quoted else None,
+                usecols=order,
+                ndmin=2,
+                max_rows=survey.rows,
+            )
+        except ValueError as error:
+            # numpy's message names neither the column nor the file: look again, slowly, for the cell.
+            _refuse_bad_cell(path, survey, order)
+            raise UserError(f"{path}: {error}", hint="expected numbers in every cell") from None
+
+
+def _refuse_bad_cell(path: Path, survey: _Survey, order: list[int]) -> None:
+    with path.open(encoding="utf-8-sig") as handle:
+        for number, line in _lines(handle, path):
+            if number < survey.first_line or line.isspace():
+                continue
+            cells = _cells(line, number, path)
+            for position in sorted(order):
+                if _number(cells[position]) is None:
+                    cell = cells[position]
+                    found = f"is '{cell[:40]}', expected a number" if cell else "is empty"
+                    label = survey.columns.label(position)
+                    raise UserError(
+                        f"{path}: line {number}, column {label} {found}",
+                        hint="fill or encode it as a number, or leave the column out with data.columns",
+                    )
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return None if "_" in cell else float(cell)  # Python reads 1_000 as a number, csv files don't mean it
+    except ValueError:
+        return None
+
+
+# --- parquet ---------------------------------------------------------------------------------------------
+
+
+def read_parquet(request: Request) -> Source:
+    """A parquet table of numbers, read row group by row group."""
+    with _open_parquet(request.path) as file:
+        columns = _parquet_columns(request.path, file)
+        training = None
+        if request.training_path is not None:
+            with _open_parquet(request.training_path) as other:
+                training = _parquet_columns(request.training_path, other)
+        picked = pick_columns(request.columns, columns, training)
+        order = picked.inputs + picked.targets
+        _check_parquet_types(file, columns, order)
+        # The table itself, and beside it the stored form of the largest row group while it is converted.
+        groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+        largest = max((group.total_byte_size for group in groups), default=0)
+        refuse_if_larger(8 * file.metadata.num_rows * len(order) + largest, request.memory, str(request.path))
+        table = _fill_from_groups(file, columns, order)
+    return _table_source(request.path, table, columns, picked)
+
+
+def _open_parquet(path: Path) -> Any:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise UserError("parquet files need pyarrow", hint="pip install 'sublaplace[parquet]'") from None
+    try:
+        return parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{path}: not a readable parquet file: {error}", hint="write it again") from None
+
+
+def _parquet_columns(path: Path, file: Any) -> Columns:
+    names = tuple(file.schema_arrow.names)
+    if len(file.schema) != len(names):
+        raise UserError(f"{path} has nested columns", hint="store plain columns of numbers")
+    return Columns(path, len(names), names)
+
+
+def _check_parquet_types(file: Any, columns: Columns, order: list[int]) -> None:
+    from pyarrow import types
+
+    for position in order:
+        kind = file.schema_arrow.field(position).type
+        if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+            raise UserError(
+                f"{columns.path}: column {columns.label(position)} has type {kind}, expected numbers",
+                hint="encode it as numbers, or leave it out with data.columns",
+            )
+
+
+def _fill_from_groups(file: Any, columns: Columns, order: list[int]) -> np.ndarray:
+    import pyarrow
+
+    table = np.empty((file.metadata.num_rows, len(order)), dtype=np.float64)
+    start = 0
+    try:
+        for index in range(file.metadata.num_row_groups):
+            stop = start + file.metadata.row_group(index).num_rows
+            for place, position in enumerate(order):
+                # By position, not by name: names may be there twice. One by one: pyarrow keeps its own order.
+                column = file.reader.read_row_group(index, column_indices=[position]).column(0)
+                table[start:stop, place] = _without_nulls(column, columns, position, start)
+            start = stop
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{columns.path}: not a readable parquet file: {error}", hint="write it again") from None
+    return table
+
+
+def _without_nulls(values: Any, columns: Columns, position: int, start: int) -> np.ndarray:
+    if values.null_count:
+        row = start + int(np.argmax(values.is_null().to_numpy()))
+        raise UserError(
+            f"{columns.path}: row {row}, column {columns.label(position)} is null",
+            hint="fill it or remove the row",
+        )
+    return values.to_numpy()

@@ -1,0 +1,255 @@
+"""What happens to rows between the file and the model: transforms, standardisation, targets.
+
+Everything here works on chunks of rows, so that uint8 images stay uint8 until a chunk is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...errors import UserError
+
+Step = Callable[[np.ndarray], np.ndarray]
+
+CHUNK_BYTES = 16 * 2**20
+LARGEST_LABEL = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class MeanStd:
+    """Centre and width of a standardisation; both have the shape of one row (or of one target)."""
+
+    mean: np.ndarray
+    std: np.ndarray
+
+    def apply(self, rows: np.ndarray) -> np.ndarray:
+        """(rows − mean) / std in float64."""
+        return (np.asarray(rows, dtype=np.float64) - self.mean) / self.std
+
+
+@dataclass(frozen=True)
+class Scales:
+    """What the training rows were standardised with, where they were."""
+
+    input: MeanStd | None
+    target: MeanStd | None
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Transforms in order, then the input standardisation."""
+
+    steps: tuple[Step, ...] = ()
+    scale: MeanStd | None = None
+
+    def apply(self, rows: np.ndarray) -> np.ndarray:
+        """The prepared rows: float64 if there is anything to do, else a plain copy in the stored dtype."""
+        if not self.steps and self.scale is None:
+            # A fresh native array: views of files are read-only and may have any strides or byte order.
+            return np.array(rows, dtype=rows.dtype.newbyteorder("="), order="C")
+        prepared = np.asarray(rows, dtype=np.float64)
+        for step in self.steps:
+            prepared = step(prepared)
+        if self.scale is not None:
+            prepared = self.scale.apply(prepared)
+        return np.ascontiguousarray(prepared)
+
+
+def row_chunks(rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Views of consecutive rows, each about 16 MiB when it is made float64."""
+    row_bytes = 8 * max(1, int(np.prod(rows.shape[1:], dtype=np.int64)))
+    height = max(1, CHUNK_BYTES // row_bytes)
+    for start in range(0, len(rows), height):
+        yield rows[start : start + height]
+
+
+# --- transforms ------------------------------------------------------------------------------------------
+
+
+def compile_steps(transforms: Iterable[Any], row_shape: tuple[int, ...]) -> tuple[tuple[Step, ...], tuple[int, ...]]:
+    """The spec's transforms as functions of a chunk of rows, and the shape of one row after them."""
+    steps: list[Step] = []
+    shape = row_shape
+    for position, transform in enumerate(transforms):
+        step, shape = _compile(transform, shape, f"data.transforms[{position}]")
+        steps.append(step)
+    return tuple(steps), shape
+
+
+def _compile(transform: Any, shape: tuple[int, ...], field: str) -> tuple[Step, tuple[int, ...]]:
+    if getattr(transform, "scale", None) is not None:
+        return _scale_step(transform.scale, shape, field)
+    if getattr(transform, "permute", None) is not None:
+        return _permute_step(transform.permute, shape, field)
+    if getattr(transform, "normalise", None) is not None:
+        return _normalise_step(transform.normalise, shape, field)
+    raise UserError(f"{field}: unknown transform", hint="available: normalise, permute, scale")
+
+
+def _scale_step(factor: float, shape: tuple[int, ...], field: str) -> tuple[Step, tuple[int, ...]]:
+    if not np.isfinite(factor):
+        raise UserError(f"{field}.scale is {factor}", hint="give a finite number")
+    return partial(np.multiply, float(factor)), shape
+
+
+def _permute_step(axes: Sequence[int], shape: tuple[int, ...], field: str) -> tuple[Step, tuple[int, ...]]:
+    if sorted(axes) != list(range(len(shape))):
+        raise UserError(
+            f"{field}.permute is {list(axes)}, but one row has shape {shape} at this point",
+            hint=f"name each of its axes once: 0 to {len(shape) - 1} (the row axis does not count)"
+            if shape
+            else "a row that is a single number has no axes: remove this transform",
+        )
+    order = (0, *(axis + 1 for axis in axes))
+    return partial(np.transpose, axes=order), tuple(shape[axis] for axis in axes)
+
+
+def _normalise_step(spec: Any, shape: tuple[int, ...], field: str) -> tuple[Step, tuple[int, ...]]:
+    axis = 0 if getattr(spec, "axis", None) is None else spec.axis
+    if not -len(shape) <= axis < len(shape):
+        raise UserError(
+            f"{field}.normalise.axis is {axis}, but one row has shape {shape} at this point",
+            hint=f"it has {len(shape)} axes (the row axis does not count)",
+        )
+    along = [1] * len(shape)
+    along[axis] = shape[axis]
+    parts = {}
+    for name in ("mean", "std"):
+        values = np.asarray(getattr(spec, name), dtype=np.float64)
+        if values.ndim > 1 or values.size not in (1, shape[axis]):
+            raise UserError(
+                f"{field}.normalise.{name} has {values.size} values, but axis {axis} of a row of shape "
+                f"{shape} has length {shape[axis]}",
+                hint=f"give one number or {shape[axis]} of them, or another axis",
+            )
+        parts[name] = np.broadcast_to(values.reshape(-1), (shape[axis],)).reshape(along)
+    scale = MeanStd(**parts)
+    _check_scale(scale, f"{field}.normalise")
+    return scale.apply, shape
+
+
+# --- standardisation -------------------------------------------------------------------------------------
+
+
+def given_scale(spec: Any, shape: tuple[int, ...], field: str) -> MeanStd:
+    """The mean and std written in the spec, for rows of this shape."""
+    parts = {}
+    for name in ("mean", "std"):
+        try:
+            values = np.asarray(getattr(spec, name), dtype=np.float64)
+            parts[name] = np.broadcast_to(values, shape)
+        except ValueError:
+            raise UserError(
+                f"{field}.{name} does not fit: one row has shape {shape}",
+                hint="give one number, or as many as the row has elements",
+            ) from None
+    scale = MeanStd(**parts)
+    _check_scale(scale, field)
+    return scale
+
+
+def _check_scale(scale: MeanStd, field: str) -> None:
+    if not np.isfinite(scale.mean).all():
+        raise UserError(f"{field}.mean has a value that is not finite", hint="give finite numbers")
+    if not (np.isfinite(scale.std).all() and (scale.std > 0).all()):
+        raise UserError(f"{field}.std has a value that is not a positive number", hint="give numbers above 0")
+
+
+def measured_scale(rows: np.ndarray, steps: tuple[Step, ...] = ()) -> MeanStd:
+    """Mean and population std of each element over these rows after `steps`; a constant one gets std 1."""
+    transformed = Preparation(steps)
+
+    def chunks() -> Iterator[np.ndarray]:
+        return (np.asarray(transformed.apply(part), dtype=np.float64) for part in row_chunks(rows))
+
+    total: Any = 0.0
+    low: Any = np.inf
+    high: Any = -np.inf
+    for chunk in chunks():
+        total = total + chunk.sum(axis=0)
+        low = np.minimum(low, chunk.min(axis=0))
+        high = np.maximum(high, chunk.max(axis=0))
+    constant = low == high
+    # A rounded mean would leave a constant column slightly off zero.
+    mean = np.where(constant, low, total / len(rows))
+    # Squares are summed around the mean in a second pass: Σx² − N·mean² cancels for columns far from zero.
+    squares: Any = 0.0
+    for chunk in chunks():
+        squares = squares + np.square(chunk - mean).sum(axis=0)
+    std = np.sqrt(squares / len(rows))
+    return MeanStd(mean, np.where(constant | (std == 0), 1.0, std))
+
+
+# --- targets ---------------------------------------------------------------------------------------------
+
+
+def regression_targets(values: np.ndarray, where: str) -> np.ndarray:
+    """Targets as (N, T) float64."""
+    if values.ndim > 2:
+        raise UserError(
+            f"{where}: the target has shape {values.shape}",
+            hint="regression needs one row per data row: (N,) or (N, T)",
+        )
+    return np.array(values, dtype=np.float64).reshape(len(values), -1)
+
+
+def class_labels(
+    values: np.ndarray,
+    task: str,
+    positive_classes: Sequence[int] | None,
+    where: str,
+    place: Callable[[int], str],
+) -> np.ndarray:
+    """Targets as (N,) int64: 0/1 for binary (after `positive_classes`), 0, 1, … for multiclass."""
+    flat = _one_column(values, task, where)
+    _refuse_labels(flat, flat != np.floor(flat) if flat.dtype.kind == "f" else None, where, place, "a whole number")
+    if task == "binary" and positive_classes is not None:
+        return np.isin(flat, np.asarray(list(positive_classes))).astype(np.int64)
+    if task == "binary":
+        hint = "binary targets are 0 or 1; for more classes use task: multiclass or wrap: binary-logodds"
+        _refuse_labels(flat, (flat != 0) & (flat != 1), where, place, "0 or 1", hint)
+    else:
+        hint = "multiclass targets are the class numbers 0, 1, …, C−1"
+        _refuse_labels(flat, (flat < 0) | (flat > LARGEST_LABEL), where, place, "a class number", hint)
+    return flat.astype(np.int64)
+
+
+def _one_column(values: np.ndarray, task: str, where: str) -> np.ndarray:
+    flat = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+    if flat.ndim != 1:
+        raise UserError(
+            f"{where}: a {task} target has one column, this one has shape {values.shape}",
+            hint="give the class number of each row (for one-hot rows: numpy.argmax(y, axis=1))",
+        )
+    return flat.astype(np.int64) if flat.dtype.kind == "b" else flat
+
+
+def _refuse_labels(
+    labels: np.ndarray,
+    wrong: np.ndarray | None,
+    where: str,
+    place: Callable[[int], str],
+    expected: str,
+    hint: str = "class labels are whole numbers; for real-valued targets use task: regression",
+) -> None:
+    if wrong is None or not wrong.any():
+        return
+    first = int(np.argmax(wrong))
+    raise UserError(
+        f"{where}: {place(first)}: the target is {labels[first]}, expected {expected} ({int(wrong.sum())} such rows)",
+        hint=hint,
+    )
+
+
+def refuse_one_class(labels: np.ndarray, where: str) -> None:
+    """Training rows of a classifier need at least two classes."""
+    if len(np.unique(labels)) < 2:
+        raise UserError(
+            f"{where}: one-class data: all {len(labels)} training targets are {labels[0]}",
+            hint="choose other training rows (is the file sorted by class?), or check the target",
+        )

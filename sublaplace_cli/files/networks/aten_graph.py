@@ -1,0 +1,200 @@
+"""A network that runs the graph of a torch.export file node by node.
+
+torch.export.load is not used: it unpickles, evaluates expression strings, looks targets up in the whole torch
+module and generates Python source from names in the file. Here a target is one of those in `aten_operators`
+or the file is refused, and names are only dictionary keys.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import UserError
+
+
+@dataclass(frozen=True)
+class Ref:
+    """An earlier value, by its name in the graph."""
+
+    name: str
+
+
+class InputDevice:
+    """Where the file fixes a device: use that of the input, so that the network can be moved."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One node: what to call, with which values, the names of its results, and which values it used last."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    results: tuple[str, ...]
+    unpack: bool
+    last_use_of: tuple[str, ...] = ()
+    layer: str | None = None
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """One tensor that the caller gives; None in `shape` is a free dimension."""
+
+    name: str
+    shape: tuple[int | None, ...]
+
+
+class AtenGraph(nn.Module):
+    """Parameters and buffers under their exported names, and the steps that turn inputs into the output."""
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        constants: Mapping[str, Any],
+        stored: Mapping[str, str],
+        inputs: Sequence[GraphInput],
+        steps: Sequence[Step],
+        output: str,
+        unsaved: AbstractSet[str] = frozenset(),
+    ) -> None:
+        """`tensors` by exported name (`unsaved`: not in the state dict), `stored` graph → exported name."""
+        super().__init__()
+        linear = _linear_layers(steps, stored, tensors)
+        for name, tensor in tensors.items():  # in the file's order, which named_parameters() then keeps
+            _register(self, name, tensor, linear, persistent=name not in unsaved)
+        self._constants = dict(constants)
+        self._stored = [(name, operator.attrgetter(exported)) for name, exported in stored.items()]
+        self._inputs = list(inputs)
+        self._steps = [_through_layer(step, linear, stored) for step in steps]
+        self._output = output
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        values = dict(self._constants)
+        values.update((name, read(self)) for name, read in self._stored)
+        values.update(self._checked_inputs(args, kwargs))
+        device = values[self._inputs[0].name].device
+        for step in self._steps:
+            function = step.function if step.layer is None else operator.attrgetter(step.layer)(self)
+            found = function(*_filled(step.args, values, device), **_filled(step.kwargs, values, device))
+            values.update(zip(step.results, found if step.unpack else (found,), strict=True))
+            for name in step.last_use_of:
+                del values[name]
+        return values[self._output]
+
+    def _checked_inputs(self, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        names = [expected.name for expected in self._inputs]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if len(args) + len(kwargs) != len(names) or set(given) != set(names):
+            raise UserError(
+                f"the exported network takes {len(names)} inputs ({', '.join(names)}),"
+                f" found {len(args)} unnamed and {sorted(kwargs)} named ones"
+            )
+        for expected in self._inputs:
+            _check_shape(expected, given[expected.name])
+        return given
+
+
+def _check_shape(expected: GraphInput, tensor: Tensor) -> None:
+    fits = tensor.ndim == len(expected.shape) and all(
+        size in (None, found) for size, found in zip(expected.shape, tensor.shape, strict=True)
+    )
+    if not fits:
+        shape = ", ".join("any" if size is None else str(size) for size in expected.shape)
+        raise UserError(
+            f"input '{expected.name}' of the exported network: found shape {tuple(tensor.shape)}, expected ({shape})"
+        )
+
+
+def _filled(value: Any, values: Mapping[str, Any], device: torch.device) -> Any:
+    if isinstance(value, Ref):
+        return values[value.name]
+    if isinstance(value, InputDevice):
+        return device
+    if isinstance(value, (list, tuple)):
+        return type(value)(_filled(item, values, device) for item in value)
+    if isinstance(value, Mapping):
+        return {key: _filled(item, values, device) for key, item in value.items()}
+    return value
+
+
+def references(value: Any) -> Iterator[str]:
+    """The names of all earlier values inside an argument."""
+    if isinstance(value, Ref):
+        yield value.name
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from references(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from references(item)
+
+
+def _linear_layers(steps: Sequence[Step], stored: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, bool]:
+    """Layer name → has a bias, for each aten.linear that has a weight and bias of its own."""
+    uses = Counter(name for step in steps for name in references((step.args, step.kwargs)))
+    owners = Counter(id(tensor) for tensor in tensors.values())
+    layers: dict[str, bool] = {}
+    for step in steps:
+        if step.function is not torch.ops.aten.linear.default or step.kwargs:
+            continue
+        refs = [arg.name for arg in step.args[1:] if isinstance(arg, Ref) and arg.name in stored]
+        names = [stored[ref] for ref in refs]
+        layer, _, leaf = names[0].rpartition(".") if names else ("", "", "")
+        alone = all(uses[ref] == 1 and owners[id(tensors[stored[ref]])] == 1 for ref in refs)
+        inside = {name for name in tensors if name.startswith(f"{layer}.")}
+        if (
+            layer
+            and leaf == "weight"
+            and alone
+            and inside == set(names)
+            and inside <= {f"{layer}.weight", f"{layer}.bias"}
+        ):
+            layers[layer] = len(names) == 2
+    return layers
+
+
+def _through_layer(step: Step, linear: Mapping[str, bool], stored: Mapping[str, str]) -> Step:
+    """Call the nn.Linear itself, so that its hooks see inputs and outputs as in any other network."""
+    if step.function is not torch.ops.aten.linear.default or not isinstance(step.args[1], Ref):
+        return step
+    layer = stored.get(step.args[1].name, "").rpartition(".")[0]
+    if layer not in linear:
+        return step
+    return Step(step.function, step.args[:1], {}, step.results, step.unpack, step.last_use_of, layer)
+
+
+def _empty_linear(bias: bool) -> nn.Linear:
+    layer = nn.Linear(1, 1, bias=bias, device="meta")
+    # the exported tensors are registered in their place
+    del layer.weight
+    if bias:
+        del layer.bias
+    return layer
+
+
+def _parent_of(root: nn.Module, name: str, linear: Mapping[str, bool]) -> nn.Module:
+    module, parts = root, name.split(".")
+    for depth, part in enumerate(parts[:-1], start=1):
+        if part not in module._modules:
+            path = ".".join(parts[:depth])
+            module.add_module(part, _empty_linear(linear[path]) if path in linear else nn.Module())
+        module = module.get_submodule(part)
+    return module
+
+
+def _register(root: nn.Module, name: str, tensor: Tensor, linear: Mapping[str, bool], *, persistent: bool) -> None:
+    module, leaf = _parent_of(root, name, linear), name.rpartition(".")[2]
+    if not isinstance(tensor, nn.Parameter):
+        module.register_buffer(leaf, tensor, persistent=persistent)
+        return
+    module.register_parameter(leaf, tensor)
+    if isinstance(module, nn.Linear) and leaf == "weight":
+        module.out_features, module.in_features = tensor.shape

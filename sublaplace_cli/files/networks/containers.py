@@ -1,0 +1,120 @@
+"""What a file on disk is, judged by its bytes, and zip archives that hide nothing."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import zipfile
+from pathlib import Path
+
+from ...errors import UserError
+
+LEGACY_TORCH_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+LOCAL_HEADER_BYTES = 30
+FOREIGN = {
+    b"version https://git-lfs": "a Git LFS pointer, not the file itself (run `git lfs pull`)",
+    b"\x89HDF": "an HDF5 file (Keras?)",
+    b"\x93NUMPY": "a numpy array",
+    b"\x1f\x8b": "a gzip file (unpack it first)",
+    b"<": "an HTML or XML page (a failed download?)",
+}
+
+
+def existing_file(path: Path, what: str) -> int:
+    """The size of `path` in bytes; an error that says why if it cannot be a file of `what`."""
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder, expected {what}")
+    if not path.exists():
+        raise UserError(f"{path}: no such file, expected {what}", hint=_near_names(path))
+    if not path.is_file():
+        raise UserError(f"{path}: is not a regular file, expected {what}")
+    if not os.access(path, os.R_OK):
+        raise UserError(f"{path}: cannot be read", hint="check the file's permissions")
+    size = path.stat().st_size
+    if size == 0:
+        raise UserError(f"{path}: is empty, expected {what}")
+    return size
+
+
+def _near_names(path: Path) -> str | None:
+    if not path.parent.is_dir():
+        return f"the folder {path.parent} does not exist either"
+    try:
+        names = sorted(entry.name for entry in path.parent.iterdir() if entry.is_file())
+    except OSError:
+        return None
+    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
+    return f"did you mean {', '.join(near)}?" if near else None
+
+
+def content_kind(path: Path) -> str:
+    """'zip', 'legacy' (torch before 1.6), 'safetensors', 'pickle', or a description of something else."""
+    with path.open("rb") as file:
+        head = file.read(64)
+    if head.startswith(b"PK\x03\x04"):
+        return "zip"
+    if head.startswith(LEGACY_TORCH_MAGIC):
+        return "legacy"
+    if len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= path.stat().st_size - 8:
+        return "safetensors"
+    for magic, description in FOREIGN.items():
+        if head.lstrip().startswith(magic):
+            return description
+    return "pickle" if head[:1] == b"\x80" else f"of an unknown kind (it starts with {head[:8]!r})"
+
+
+def open_zip(path: Path, what: str) -> zipfile.ZipFile:
+    """Open a zip archive to look at its member names; `refuse_tricks` comes before reading from it."""
+    try:
+        return zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
+        raise UserError(
+            f"{path}: is a damaged or truncated zip archive ({error}), expected {what}",
+            hint="copy or save it again",
+        ) from error
+
+
+def refuse_tricks(path: Path, archive: zipfile.ZipFile) -> None:
+    """Refuse members that are compressed, overlap, are there twice or claim more than the file holds."""
+    size = path.stat().st_size
+    end = 0
+    seen: set[str] = set()
+    # zipfile and torch's own reader must see the same members, so nothing may be before, between or twice.
+    if archive.comment or (archive.infolist() and min(i.header_offset for i in archive.infolist()) != 0):
+        raise _suspicious(path, "has bytes before its first or after its last member")
+    for info in sorted(archive.infolist(), key=lambda i: i.header_offset):
+        if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
+            raise _suspicious(path, f"member '{info.filename}' is compressed, which torch never does")
+        if info.flag_bits & 0x1:
+            raise _suspicious(path, f"member '{info.filename}' is encrypted")
+        if info.filename in seen:
+            raise _suspicious(path, f"member '{info.filename}' is there twice")
+        if info.header_offset < end:
+            raise _suspicious(path, f"member '{info.filename}' overlaps another one")
+        end = info.header_offset + LOCAL_HEADER_BYTES + info.file_size
+        if end > size:
+            raise _suspicious(path, f"member '{info.filename}' is larger than the file")
+        seen.add(info.filename)
+
+
+def _suspicious(path: Path, reason: str) -> UserError:
+    return UserError(f"{path}: refused, {reason}", hint="save it again with torch itself")
+
+
+def members_without_root(archive: zipfile.ZipFile) -> dict[str, str]:
+    """Member name without the archive's own top folder → full name in the zip."""
+    names = archive.namelist()
+    roots = {name.split("/", 1)[0] for name in names}
+    if len(roots) != 1:
+        return {name: name for name in names}
+    return {name.split("/", 1)[-1]: name for name in names}
+
+
+def binary_size(count: int) -> str:
+    """A byte count for people: 12.3 MiB."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"

@@ -1,0 +1,246 @@
+"""The `data` section of the spec as typed, frozen records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import AfterValidator, Field
+
+from ...catalog import DATA_FORMATS
+from ...errors import suggestion
+from .values import (
+    Columns,
+    Finding,
+    Index,
+    Numbers,
+    Part,
+    Text,
+    by_hand,
+    each,
+    mapping,
+    matching,
+    none_is,
+    number,
+    one_of,
+    one_or_list,
+    positive,
+    refuse,
+    refused,
+    text,
+    wrong,
+)
+
+SplitName = Literal["train", "test", "reference", "validation"]
+
+TABLE_FORMATS = ("csv", "parquet", "npy")
+ARRAY_FORMATS = ("npz", "safetensors")
+_BOUND = r"\s*(-?\d{1,18})?\s*"
+_ROWS = matching(
+    rf"{_BOUND}:{_BOUND}(:\s*(0*[1-9]\d{{0,17}})?\s*)?",
+    "a slice like '0:353' or '0:353:2' (whole numbers, step above 0)",
+)
+
+
+class ColumnsSpec(Part):
+    """Which columns of a table are the target and the input."""
+
+    target: Columns | None = None
+    input: Columns = "rest"
+
+
+def _array_names(value: object) -> object:
+    if isinstance(value, Mapping) and value:
+        return dict(zip(value, each(text, value.items()), strict=True))
+    if isinstance(value, (str, list)):
+        return one_or_list(text)(value)
+    raise refuse(wrong("an array's name, a list or a mapping of names", value))
+
+
+class ArraysSpec(Part):
+    """Which arrays of a file are the input and the target."""
+
+    input: Annotated[str | dict[str, str] | list[str], by_hand(_array_names)]
+    target: Text | None = None
+
+
+def _check_lengths(given: Mapping[str, Any]) -> Iterator[Finding]:
+    mean, std = given.get("mean"), given.get("std")
+    if isinstance(mean, list) and isinstance(std, list) and len(mean) != len(std):
+        yield Finding((), f"mean has {len(mean)} items, std has {len(std)}; expected as many")
+
+
+class MeanStd(Part):
+    """Fixed numbers to standardise with."""
+
+    mean: Numbers
+    std: Annotated[float | list[float], by_hand(one_or_list(positive))]
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
+        yield from _check_lengths(given)
+
+
+def _standardise(value: object) -> object:
+    if isinstance(value, (Mapping, MeanStd)):
+        return MeanStd.model_validate(value)
+    if value in ("none", "from-train"):
+        return value
+    raise refuse(wrong("'none', 'from-train' or {mean: ..., std: ...}", value))
+
+
+Standardise = Annotated[Literal["none", "from-train"] | MeanStd, by_hand(_standardise)]
+
+
+class StandardiseSpec(Part):
+    """How inputs and targets are centred and scaled."""
+
+    input: Standardise = "none"
+    target: Standardise = "none"
+
+
+class Scale(Part):
+    """Multiply by a number."""
+
+    scale: float
+
+
+def _permutation(axes: list[int]) -> list[int]:
+    if not axes or sorted(axes) != list(range(len(axes))):
+        raise refuse("expected each of the positions 0, 1, 2, ... once")
+    return axes
+
+
+class Permute(Part):
+    """Reorder the axes of a row."""
+
+    permute: Annotated[list[int], AfterValidator(_permutation)]
+
+
+def _nonzero(value: object) -> float:
+    if number(value) == 0:
+        raise refuse("expected a number other than 0")
+    return number(value)
+
+
+class Moments(Part):
+    """What is subtracted and divided by, along one axis of a row."""
+
+    mean: Numbers
+    std: Annotated[float | list[float], by_hand(one_or_list(_nonzero))]
+    axis: int = 0
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
+        yield from _check_lengths(given)
+
+
+class Normalise(Part):
+    """Subtract a mean and divide by a std."""
+
+    normalise: Moments
+
+
+Transform = Scale | Permute | Normalise
+_TRANSFORMS: dict[str, type[Part]] = {"scale": Scale, "permute": Permute, "normalise": Normalise}
+
+
+def _transform(value: object) -> object:
+    if isinstance(value, get_args(Transform)):
+        return value
+    if not isinstance(value, Mapping) or len(value) != 1:
+        raise refuse(wrong(f"one key of {', '.join(_TRANSFORMS)}", value))
+    (name,) = value
+    if name not in _TRANSFORMS:
+        raise refused(Finding((name,), f"unknown transform; {suggestion(str(name), _TRANSFORMS)}", at_key=True))
+    return _TRANSFORMS[name].model_validate(value)
+
+
+class IndicesSpec(Part):
+    """An array of row numbers in the data file."""
+
+    array: Text
+    row: Index | None = None
+
+
+class SplitSpec(Part):
+    """Which rows make up a split."""
+
+    rows: Annotated[str, _ROWS] | None = None
+    n: Annotated[int, Field(gt=0)] | None = None
+    seed: Index = 0
+    indices: IndicesSpec | None = None
+    same_as: Annotated[SplitName, one_of(get_args(SplitName))] | None = None
+    path: Text | None = None
+    arrays: ArraysSpec | None = None
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
+        if given.get("rows") is not None and given.get("indices") is not None:
+            yield Finding(("indices",), "expected either rows or indices, got both", at_key=True)
+        others = sorted(key for key in given if key != "same_as" and key in cls.model_fields)
+        if given.get("same_as") is not None and others:
+            yield Finding(("same_as",), f"same_as stands alone; remove {', '.join(others)}", at_key=True)
+
+
+class SplitsSpec(Part):
+    """The splits by name."""
+
+    train: SplitSpec | None = None
+    test: SplitSpec | None = None
+    reference: SplitSpec | None = None
+    validation: SplitSpec | None = None
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
+        source = {name: mapping(split).get("same_as") for name, split in given.items()}
+        source = {name: other for name, other in source.items() if isinstance(other, str)}
+        in_known_cycle: set[object] = set()
+        for name, other in source.items():
+            # without an entry of its own, train is all rows
+            if other in ("test", "reference", "validation") and given.get(str(other)) is None:
+                yield Finding((name, "same_as"), f"there is no split '{other}'")
+            chain: list[object] = [name]
+            while other in source and other not in chain:
+                chain.append(other)
+                other = source[str(other)]
+            if other == name and name not in in_known_cycle:
+                in_known_cycle.update(chain)
+                circle = " -> ".join(str(split) for split in (*chain, name))
+                yield Finding((name, "same_as"), f"the splits go round in a circle: {circle}")
+
+
+class DataSpec(Part):
+    """Where the rows are and how they are read."""
+
+    format: Annotated[str, one_of(DATA_FORMATS)]
+    path: Text | None = None
+    columns: ColumnsSpec | None = None
+    arrays: ArraysSpec | None = None
+    standardise: Annotated[StandardiseSpec, none_is({})] = StandardiseSpec()
+    transforms: list[Annotated[Transform, by_hand(_transform)]] = Field(default_factory=list)
+    splits: SplitsSpec | None = None
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
+        splits = {name: mapping(split) for name, split in mapping(given.get("splits")).items() if split is not None}
+        yield from cls._format_rules(given, splits)
+        without = [name for name, split in splits.items() if not (split.get("path") or split.get("same_as"))]
+        if given.get("path") is None and (without or not splits):
+            reason = f" (split '{without[0]}' has no path of its own)" if without else ""
+            yield Finding(("path",), f"this key is required, but missing{reason}")
+
+    @classmethod
+    def _format_rules(cls, given: Mapping[str, Any], splits: Mapping[str, Any]) -> Iterator[Finding]:
+        places: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
+            (("columns",), TABLE_FORMATS),
+            (("arrays",), ARRAY_FORMATS),
+            *((("splits", name, "arrays"), ARRAY_FORMATS) for name in splits),
+            *((("splits", name, "indices"), ARRAY_FORMATS) for name in splits),
+        ]
+        form = given.get("format")
+        for place, formats in places:
+            holder = given if len(place) == 1 else splits[place[1]]
+            if form in tuple(DATA_FORMATS) and form not in formats and holder.get(place[-1]) is not None:
+                fitting = " and ".join(name for name in formats)
+                yield Finding(place, f"only for the formats {fitting}, but format is {form}", at_key=True)

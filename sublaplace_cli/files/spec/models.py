@@ -1,0 +1,267 @@
+"""The spec as typed, frozen records: one model per mapping of `sublaplace.yaml`.
+
+A model lists its keys; `rules` yields what is wrong between them. To add a key: add the field here, a line to
+the rules if it depends on another key, and a case to `tests/files/test_spec.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BeforeValidator, Field
+
+from ...catalog import ARCHITECTURES
+from .data import (
+    ArraysSpec,
+    ColumnsSpec,
+    DataSpec,
+    IndicesSpec,
+    MeanStd,
+    Moments,
+    Normalise,
+    Permute,
+    Scale,
+    SplitSpec,
+    SplitsSpec,
+    StandardiseSpec,
+    Transform,
+)
+from .gate import MetricLimits, check_gate
+from .values import (
+    Distinct,
+    Finding,
+    Index,
+    Part,
+    Text,
+    by_hand,
+    each,
+    is_number,
+    mapping,
+    matching,
+    none_is,
+    one_of,
+    positive,
+    refuse,
+    wrong,
+)
+
+__all__ = [
+    "ArraysSpec",
+    "BuildSpec",
+    "ColumnsSpec",
+    "DataSpec",
+    "IndicesSpec",
+    "LogOdds",
+    "MeanStd",
+    "ModelSpec",
+    "Moments",
+    "NoiseFrom",
+    "Normalise",
+    "OracleSpec",
+    "Permute",
+    "PosteriorSpec",
+    "Scale",
+    "Spec",
+    "SplitSpec",
+    "SplitsSpec",
+    "StandardiseSpec",
+    "Task",
+    "Transform",
+    "WeightsSpec",
+    "WrapSpec",
+]
+
+Task = Literal["regression", "binary", "multiclass"]
+_DOTTED = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
+_IMPORT = matching(f"{_DOTTED}:{_DOTTED}", "a text like 'package.module:function'")
+
+
+# ---------------------------------------------------------------- model
+
+
+class BuildSpec(Part):
+    """How the network is made: a built-in architecture, a function of the user's, or an exported file."""
+
+    arch: Annotated[str, one_of(ARCHITECTURES)] | None = None
+    import_: Annotated[str, _IMPORT] | None = Field(default=None, alias="import")
+    exported: Text | None = None
+    args: dict[str, Any] = Field(default_factory=dict)
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
+        sources = [key for key in ("arch", "import", "exported") if given.get(key) is not None]
+        misspelt = given.keys() - set(cls.keys().values())
+        if len(sources) > 1 or not (sources or misspelt):
+            got = " and ".join(sources) or "none of them"
+            yield Finding((), f"expected exactly one of arch, import and exported, got {got}")
+        if "exported" in sources and given.get("args"):
+            yield Finding(("args",), "an exported model takes no args", at_key=True)
+
+
+class WeightsSpec(Part):
+    """The checkpoint file and how its names map to those of the network."""
+
+    path: Text
+    key: Text | None = None
+    strip_prefix: Text | None = None
+    rename: dict[str, str] = Field(default_factory=dict)
+    strict: bool = True
+
+
+class LogOdds(Part):
+    """The classes that count as 1 when a multiclass network is read as a binary one."""
+
+    classes: Annotated[list[Index], Distinct]
+
+
+class WrapSpec(Part):
+    """What is put around the network."""
+
+    binary_logodds: LogOdds = Field(alias="binary-logodds")
+
+
+Wrap = Annotated[WrapSpec | None, none_is(None)]
+
+
+class ModelSpec(Part):
+    """The network and its weights."""
+
+    build: BuildSpec
+    weights: WeightsSpec | None = None
+    wrap: Wrap = None
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
+        yield from _weights_rule(given)
+
+
+def _weights_rule(given: Mapping[str, Any]) -> Iterator[Finding]:
+    # without a build there is nothing to judge by: that it is missing is said already
+    build = mapping(given.get("build"))
+    if given.get("weights") is None and build and build.get("exported") is None:
+        yield Finding(("weights",), "this key is required, but missing (only build: {exported: ...} needs none)")
+
+
+# ---------------------------------------------------------------- posterior, oracle, the whole
+
+
+class NoiseFrom(Part):
+    """The noise variance as the residual mean square of a split."""
+
+    from_: Annotated[Literal["test"], one_of(["test"])] = Field(alias="from")
+
+
+def _positive_or_marglik(value: object) -> object:
+    return value if value == "marglik" else positive(value)
+
+
+class Tune(Part):
+    """The prior precision by the predictions on other rows."""
+
+    tune: Annotated[Literal["nll"], one_of(["nll"])]
+    split: Annotated[Literal["validation"], one_of(["validation"])] = "validation"
+
+
+def _prior_precision(value: object) -> object:
+    if isinstance(value, Tune) or (isinstance(value, Mapping) and "tune" in value):
+        return Tune.model_validate(value)
+    if value == "marglik":
+        return value
+    if isinstance(value, Mapping) and value:
+        return dict(zip(value, each(_positive_or_marglik, value.items()), strict=True))
+    if isinstance(value, str) or not is_number(value):
+        raise refuse(wrong("a number above 0, 'marglik' or {glob: one of them}", value))
+    return positive(value)
+
+
+def _noise_variance(value: object) -> object:
+    if isinstance(value, (Mapping, NoiseFrom)):
+        return NoiseFrom.model_validate(value, by_alias=True, by_name=False)
+    if value in ("auto", "marglik"):
+        return value
+    if not is_number(value):
+        raise refuse(wrong("'auto', 'marglik', a number above 0 or {from: test}", value))
+    return positive(value)
+
+
+class PosteriorSpec(Part):
+    """Prior and noise."""
+
+    prior_precision: Annotated[
+        float | Literal["marglik"] | Tune | dict[str, float | Literal["marglik"]], by_hand(_prior_precision)
+    ] = 1.0
+    noise_variance: Annotated[Literal["auto", "marglik"] | float | NoiseFrom, by_hand(_noise_variance)] = "auto"
+    rescale: Annotated[Literal["none", "scale", "hybrid"], one_of(["none", "scale", "hybrid"])] = "none"
+
+
+class OracleSpec(Part):
+    """The truth that coverage is measured against: another model, or its stored predictions."""
+
+    weights: WeightsSpec | None = None
+    build: BuildSpec | None = None
+    wrap: Wrap = None
+    predictions: Text | None = None
+    array: Text | None = None
+
+    @property
+    def wrap_given(self) -> bool:
+        """Whether the spec says anything about the wrap; if not, it is the model's."""
+        return "wrap" in self.model_fields_set
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
+        model_keys = [key for key in ("weights", "build", "wrap") if key in given]
+        predicted = given.get("predictions") is not None
+        if predicted and model_keys:
+            yield Finding((), f"expected either a model or predictions, got predictions and {model_keys[0]}")
+        elif not predicted and given.get("array") is not None:
+            yield Finding(("array",), "only together with predictions", at_key=True)
+        elif not (predicted or model_keys or given.keys() - cls.model_fields.keys()):
+            yield Finding((), "expected weights or predictions")
+        elif model_keys and given.get("weights") is None:
+            yield from _weights_rule({"build": {"arch": None}, **given})
+
+
+class EnsembleSpec(Part):
+    """Checkpoints of the same network from several trainings."""
+
+    checkpoints: Annotated[list[Text], Distinct]
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
+        named = given.get("checkpoints")
+        if isinstance(named, (list, tuple)) and len(named) < 2:
+            yield Finding(("checkpoints",), "expected at least two checkpoints: one has no spread")
+
+
+class Spec(Part):
+    """The whole of `sublaplace.yaml`."""
+
+    version: Annotated[Literal[1], one_of([1])]
+    task: Annotated[Task, one_of(get_args(Task))]
+    model: ModelSpec
+    data: DataSpec
+    posterior: PosteriorSpec = PosteriorSpec()
+    oracle: OracleSpec | None = None
+    ensemble: EnsembleSpec | None = None
+    gate: Annotated[dict[str, MetricLimits], BeforeValidator(check_gate)] | None = None
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
+        task = given.get("task")
+        for name in ("model", "oracle"):
+            if task in ("regression", "multiclass") and mapping(mapping(given.get(name)).get("wrap")):
+                yield Finding((name, "wrap"), f"needs task binary, but task is {task}", at_key=True)
+        data, posterior = mapping(given.get("data")), mapping(given.get("posterior"))
+        noise = posterior.get("noise_variance", "auto")
+        tuned = "tune" in mapping(posterior.get("prior_precision"))
+        if tuned and mapping(data.get("splits")).get("validation") is None:
+            yield Finding(("posterior", "prior_precision"), "tune needs a split 'validation' in data.splits")
+        if task in ("binary", "multiclass"):
+            if mapping(data.get("standardise")).get("target", "none") != "none":
+                yield Finding(("data", "standardise", "target"), f"only for task regression, but task is {task}")
+            if is_number(noise) or mapping(noise) or noise == "marglik":
+                yield Finding(("posterior", "noise_variance"), f"only for task regression, but task is {task}")
+        elif mapping(noise).get("from") == "test" and mapping(data.get("splits")).get("test") is None:
+            yield Finding(("posterior", "noise_variance", "from"), "there is no split 'test'")

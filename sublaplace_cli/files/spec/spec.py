@@ -1,0 +1,158 @@
+"""Finding and loading `sublaplace.yaml`: every problem at once, each with its file, line and column.
+
+Imports no torch and no numpy, so that a wrong spec is answered at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ...errors import UserError
+from .models import Spec
+from .values import Finding, findings_of, wrong
+from .yaml_marks import Location, Mark, MarkedYaml, YamlProblem, mark_at, read_marked
+
+SPEC_NAME = "sublaplace.yaml"
+MAX_BYTES = 2**20
+
+
+class SpecError(UserError):
+    """All that is wrong with a spec: one `file:line:column: field: message` a line."""
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+@dataclass(frozen=True)
+class LoadedSpec:
+    """A valid spec, and where it came from."""
+
+    spec: Spec
+    path: Path
+    text: str
+    sha256: str  # of the file's bytes
+    folder: Path
+    marks: Mapping[str, Mark] = field(default_factory=dict, repr=False, compare=False)  # by dotted field
+
+    def resolve(self, value: str, field: str, allow_outside: bool) -> Path:
+        """The path that the spec's `value` means: relative to its folder, and inside unless allowed."""
+        path = self.folder / value
+        try:
+            inside = path.resolve().is_relative_to(self.folder.resolve())
+        except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name too long, a NUL
+            raise UserError(f"{self._place(field)}: cannot follow the path {_printable(value)}: {error}") from None
+        if not (inside or allow_outside):
+            raise UserError(
+                f"{self._place(field)}: the path {_printable(value)} leads out of the folder {self.folder}",
+                hint="move the file into that folder, or permit it with --allow-outside",
+            )
+        return path
+
+    def _place(self, field: str) -> str:
+        mark = self.marks.get(field)
+        where = "" if mark is None else f":{mark.line}:{mark.column}"
+        return f"{_printable(str(self.path))}{where}: {field}"
+
+
+def find_spec(start: Path) -> Path:
+    """The nearest `sublaplace.yaml`, searched upward from the folder `start`."""
+    folder = start.absolute()
+    for candidate in (folder, *folder.parents):
+        if os.path.isfile(candidate / SPEC_NAME):
+            return candidate / SPEC_NAME
+    raise UserError(
+        f"no {SPEC_NAME} in {_printable(str(folder))} or any folder above it",
+        hint="name one with --spec FILE, or start in the folder of one",
+    )
+
+
+def load_spec(path: Path) -> LoadedSpec:
+    """The spec in the file `path`; all its problems are raised together as one `SpecError`."""
+    content = _read(path)
+    text = _decode(path, content)
+    marked = read_marked(text)
+    spec, problems = _validate(marked)
+    if spec is None or problems:
+        raise SpecError(tuple(_line(path, problem) for problem in sorted(problems, key=lambda p: p.mark)))
+    return LoadedSpec(
+        spec=spec,
+        path=path,
+        text=text,
+        sha256=hashlib.sha256(content).hexdigest(),
+        folder=path.absolute().parent,
+        marks={_dotted(location): mark for location, mark in marked.values.items()},
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise UserError(
+            f"cannot read the spec {_printable(str(path))}: {reason}",
+            hint=f"expected a YAML file; name one with --spec FILE (default: the nearest {SPEC_NAME})",
+        ) from None
+    if len(content) > MAX_BYTES:
+        problem = YamlProblem(Mark(1, 1), (), "the file is larger than 1 MiB; a spec is a short text")
+        raise SpecError((_line(path, problem),))
+    return content
+
+
+def _decode(path: Path, content: bytes) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        readable = content[: error.start].decode("utf-8", errors="replace")
+        problem = YamlProblem(mark_at(readable, len(readable)), (), "not UTF-8 text; save the file as UTF-8")
+        raise SpecError((_line(path, problem),)) from None
+
+
+def _validate(marked: MarkedYaml) -> tuple[Spec | None, list[YamlProblem]]:
+    if not marked.complete:
+        return None, marked.problems
+    if not isinstance(marked.value, dict):
+        message = wrong("a mapping with version, task, model, data", marked.value)
+        return None, [*marked.problems, YamlProblem(marked.values[()], (), message)]
+    try:
+        return Spec.model_validate(marked.value, by_alias=True, by_name=False), marked.problems
+    except ValidationError as error:
+        return None, [*marked.problems, *_placed(findings_of(error), marked)]
+
+
+def _placed(findings: list[Finding], marked: MarkedYaml) -> Iterator[YamlProblem]:
+    unreadable = {p.location for p in marked.problems if marked.values.get(p.location) == p.mark}
+    for location, message, at_key in findings:
+        # a value that could not be read is reported as such; what it was replaced by does not matter
+        if not any(location[: len(start)] == start for start in unreadable):
+            mark = marked.keys[location] if at_key else _nearest(location, marked.values)
+            yield YamlProblem(mark, location, message)
+
+
+def _nearest(location: Location, marks: Mapping[Location, Mark]) -> Mark:
+    while location not in marks:  # a missing key: the mapping that should hold it
+        location = location[:-1]
+    return marks[location]
+
+
+def _line(path: Path, problem: YamlProblem) -> str:
+    subject = f"{_dotted(problem.location)}: " if problem.location else ""
+    place = f"{_printable(str(path))}:{problem.mark.line}:{problem.mark.column}"
+    return f"{place}: {subject}{problem.message}"
+
+
+def _dotted(location: Location) -> str:
+    parts = (f"[{part}]" if isinstance(part, int) else f".{_printable(part)}" for part in location)
+    return "".join(parts).removeprefix(".")
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else ascii(text)

@@ -120,7 +120,8 @@ def test_torch_load_is_never_called_without_weights_only():
 
 
 def test_the_command_line_loads_nothing_heavy():
-    code = "import sys, sublaplace_cli.cli.app; print([m for m in ('torch', 'numpy', 'pydantic', 'rich') if m in sys.modules])"
+    heavy = ("torch", "numpy", "pydantic", "rich")
+    code = f"import sys, sublaplace_cli.cli.app; print([m for m in {heavy} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert found.stdout.strip() == "[]"
 

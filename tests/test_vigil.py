@@ -13,7 +13,7 @@ import pytest
 from sublaplace_cli.distributed import heartbeat as vigil
 from sublaplace_cli.distributed import process_group as parallel
 from sublaplace_cli.distributed import ranks
-from sublaplace_cli.distributed.heartbeat import Loss, Vigil, process_is_gone
+from sublaplace_cli.distributed.heartbeat import Heartbeat, Loss, process_is_gone
 from sublaplace_cli.errors import RunError, SublaplaceError, UserError
 
 ELSEWHERE = "another-machine"
@@ -59,7 +59,7 @@ def until(condition) -> None:
 
 def test_a_rank_without_a_sign_of_life_is_lost_and_one_with_signs_is_not() -> None:
     store = Store()
-    leader, other = Vigil(store, 0, members()), Vigil(store, 1, members())
+    leader, other = Heartbeat(store, 0, members()), Heartbeat(store, 1, members())
     ended: list[Loss] = []
     for one in (leader, other):
         one._end_the_process = ended.append  # type: ignore[method-assign]
@@ -77,7 +77,7 @@ def test_a_rank_without_a_sign_of_life_is_lost_and_one_with_signs_is_not() -> No
 
 
 def test_a_store_that_is_gone_is_a_loss() -> None:
-    watching = Vigil(Store(), 1, members())
+    watching = Heartbeat(Store(), 1, members())
     watching._end_the_process = lambda loss: None  # type: ignore[method-assign]
     watching.store = None
     watching.start()
@@ -86,7 +86,7 @@ def test_a_store_that_is_gone_is_a_loss() -> None:
     assert "is gone" in watching.loss.message
 
 
-def tells(one: Vigil, error: SublaplaceError) -> bool:
+def tells(one: Heartbeat, error: SublaplaceError) -> bool:
     """Whether this one prints it."""
     said: list[str] = []
     one.tell(error, lambda: said.append(error.message))
@@ -95,7 +95,7 @@ def tells(one: Vigil, error: SublaplaceError) -> bool:
 
 def test_an_error_is_told_to_the_others_and_printed_once() -> None:
     store = Store()
-    leader, second, third = (Vigil(store, rank, members(3)) for rank in range(3))
+    leader, second, third = (Heartbeat(store, rank, members(3)) for rank in range(3))
     store.set("heard/1", "")
     store.set("heard/2", "")
     assert tells(leader, UserError("wrong", hint="do right"))
@@ -110,13 +110,13 @@ def test_an_error_is_told_to_the_others_and_printed_once() -> None:
 
 def test_without_a_leader_the_first_of_the_others_prints() -> None:
     store = Store()
-    second, third = (Vigil(store, rank, members(3)) for rank in (1, 2))
+    second, third = (Heartbeat(store, rank, members(3)) for rank in (1, 2))
     assert [tells(second, RunError("lost")), tells(third, RunError("lost"))] == [True, False]
 
 
 def test_a_leader_that_is_late_does_not_print_again() -> None:
     store = Store()
-    leader, second = (Vigil(store, rank, members()) for rank in range(2))
+    leader, second = (Heartbeat(store, rank, members()) for rank in range(2))
     assert tells(second, RunError("of this rank only"))
     assert not tells(leader, RunError("rank 1 of 2: of this rank only"))
 
@@ -124,16 +124,16 @@ def test_a_leader_that_is_late_does_not_print_again() -> None:
 def test_a_rank_that_was_told_to_end_is_not_lost() -> None:
     own = [{"rank": rank, "host": "here", "process": 10**9 + rank} for rank in range(2)]
     store = Store()
-    leader, second = (Vigil(store, rank, own) for rank in range(2))
+    leader, second = (Heartbeat(store, rank, own) for rank in range(2))
     assert leader.gone() is not None
-    second.bid_farewell()
+    second.close()
     leader.members = [{**own[0], "process": os.getpid()}, own[1]]
     assert leader.gone() is None
 
 
 def test_a_store_that_does_not_answer_is_noticed() -> None:
     """Its machine is there, but silent: a look at it never ends."""
-    watching = Vigil(Store(), 1, members())
+    watching = Heartbeat(Store(), 1, members())
     ended: list[Loss] = []
     watching._end_the_process = ended.append  # type: ignore[method-assign]
     watching._look = lambda beats: time.sleep(5)  # type: ignore[method-assign]

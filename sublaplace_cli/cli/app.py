@@ -145,12 +145,12 @@ def _run(command: str, settings: Settings, console: Console, here: ranks.Place) 
     _route_warnings(console)
     from ..steps.commands import follow_command, run_command  # import torch: only once usage and spec are right
 
-    with parallel.joined(here, settings.device) as team:
-        settings = dataclasses.replace(settings, device=str(getattr(team, "device", settings.device)))
+    with parallel.joined(here, settings.device) as workers:
+        settings = dataclasses.replace(settings, device=str(getattr(workers, "device", settings.device)))
         if not here.leads:
-            follow_command(command, settings, console, team)
+            follow_command(command, settings, console, workers)
             return 0
-        outcome = run_command(command, settings, console, load(FORMATS["json"]), team)
+        outcome = run_command(command, settings, console, load(FORMATS["json"]), workers)
     signals.check()
     if not settings.dry_run:
         _write_files(outcome, settings)

@@ -47,7 +47,7 @@ class Loss:
         return error
 
 
-class Vigil(threading.Thread):
+class Heartbeat(threading.Thread):
     """Signs of life of this rank, and the loss of another. One thread asks the store, another judges how long ago."""
 
     def __init__(self, store: Any, rank: int, members: Sequence[dict[str, Any]]) -> None:
@@ -152,7 +152,7 @@ class Vigil(threading.Thread):
         except Exception:  # gone
             return False
 
-    def bid_farewell(self) -> None:
+    def close(self) -> None:
         """This rank ends because it was told to, which is no loss."""
         self.over.set()
         try:

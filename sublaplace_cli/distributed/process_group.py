@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..cli import signals
 from ..errors import RunError, SublaplaceError, UserError
-from .heartbeat import KEPT, Loss, Vigil
+from .heartbeat import KEPT, Heartbeat, Loss
 from .ranks import LEADER, Place
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ..core.workers import Find, Team
+    from ..core.workers import Find, WorkerGroup
 
 JOINING = timedelta(seconds=120)  # for all ranks to start
 WORKING = timedelta(days=30)  # no collective is too slow: whether a rank is still there is asked otherwise
@@ -34,8 +34,8 @@ POLL = 100e-6  # seconds between looks at a collective of a device
 GOODBYE = "goodbye"
 
 
-class ProcessTeam:
-    """This process in a team of several (`core.team.Team`)."""
+class ProcessGroup:
+    """This process in a team of several (`core.workers.WorkerGroup`)."""
 
     def __init__(self, here: Place, device: torch.device) -> None:
         import torch.distributed as dist
@@ -44,7 +44,7 @@ class ProcessTeam:
         self.busy = here.rank != LEADER  # the others are always in the midst of a question
         self._dist = dist
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        self.vigil: Vigil | None = None
+        self.vigil: Heartbeat | None = None
         self._waiter = ThreadPoolExecutor(1, "waiter")
         self._launcher = os.getppid()
 
@@ -68,33 +68,33 @@ class ProcessTeam:
             ) from error
         own = {"rank": self.rank, "host": socket.gethostname(), "process": os.getpid(), "device": str(device)}
         self.members = self.exchange(own)
-        if device.type == "cuda" and self.sharers > 1:
+        if device.type == "cuda" and self.workers_on_device > 1:
             raise UserError(
-                f"{self.sharers} ranks share {device} on {socket.gethostname()}; nccl takes one rank a GPU",
+                f"{self.workers_on_device} ranks share {device} on {socket.gethostname()}; nccl takes one rank a GPU",
                 hint="start as many ranks on a machine as it has GPUs, or use --device cpu",
             )
-        self.vigil = Vigil(self.store.clone(), self.rank, self.members)
+        self.vigil = Heartbeat(self.store.clone(), self.rank, self.members)
         self.vigil.start()
 
-    # --- what core.team.Team asks for ---------------------------------------------------------------------
+    # --- what core.workers.WorkerGroup asks for ---------------------------------------------------------------------
 
-    def ask(self, question: str, arguments: Sequence[Any]) -> None:
+    def call_on_all(self, question: str, arguments: Sequence[Any]) -> None:
         if self.rank != LEADER:
             return
         tensors: list[Tensor] = []
         words = [_described(value, tensors) for value in arguments]
         self._say({"question": question, "arguments": words})
         for tensor in tensors:
-            self.spread(tensor.contiguous(), LEADER)
+            self.broadcast(tensor.contiguous(), LEADER)
 
-    def total(self, values: Tensor) -> Tensor:
+    def sum_to_leader(self, values: Tensor) -> Tensor:
         self._wait(self._dist.reduce, values, LEADER)
         return values
 
-    def spread(self, values: Tensor, holder: int) -> None:
+    def broadcast(self, values: Tensor, holder: int) -> None:
         self._wait(self._dist.broadcast, values, holder)
 
-    def bring(self, values: Tensor, holder: int) -> None:
+    def send_to_leader(self, values: Tensor, holder: int) -> None:
         if holder == LEADER:
             return
         if self.rank == holder:
@@ -107,13 +107,13 @@ class ProcessTeam:
         return [self._say(own, speaker) for speaker in range(self.size)]
 
     @property
-    def sharers(self) -> int:
+    def workers_on_device(self) -> int:
         own = self.members[self.rank]
         return sum((m["host"], m["device"]) == (own["host"], own["device"]) for m in self.members)
 
     # --- followers ----------------------------------------------------------------------------------------
 
-    def questions(self, find: Find) -> Iterator[tuple[str, list[Any]]]:
+    def calls(self, find: Find) -> Iterator[tuple[str, list[Any]]]:
         """What the leader asks, until it says goodbye; Jacobians are looked up by name."""
         while True:
             asked = self._say(None)
@@ -130,12 +130,12 @@ class ProcessTeam:
             return word["value"]
         like = {"dtype": getattr(torch, word["tensor"]), "device": self.device if word["there"] else "cpu"}
         tensor = torch.empty(word["shape"], **like)
-        self.spread(tensor, LEADER)
+        self.broadcast(tensor, LEADER)
         return tensor
 
-    def goodbye(self) -> None:
+    def end_calls(self) -> None:
         """The leader has no more questions for now."""
-        self.ask(GOODBYE, [])
+        self.call_on_all(GOODBYE, [])
 
     # --- words and waiting --------------------------------------------------------------------------------
 
@@ -145,11 +145,11 @@ class ProcessTeam:
 
         content = json.dumps(words).encode() if self.rank == speaker else b""
         length = torch.tensor([len(content)])
-        self.spread(length, speaker)
+        self.broadcast(length, speaker)
         letters = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0)
         if self.rank != speaker:
             letters = torch.empty(int(length), dtype=torch.uint8)
-        self.spread(letters, speaker)
+        self.broadcast(letters, speaker)
         return json.loads(bytes(letters.tolist()))
 
     def _wait(self, collective: Callable[..., Any], values: Tensor, peer: int) -> None:
@@ -194,24 +194,24 @@ class ProcessTeam:
         self._dist.destroy_process_group()
 
 
-_team: list[ProcessTeam] = []  # of this process, while it is in one
+_team: list[ProcessGroup] = []  # of this process, while it is in one
 _among_several: list[Place] = []  # where this process stands, once it looks for the others
 
 
 @contextmanager
-def joined(here: Place, device: str) -> Iterator[Team]:
+def joined(here: Place, device: str) -> Iterator[WorkerGroup]:
     """The team of all ranks, each with a device of its own where there are several; alone, a team of one."""
     from .. import device as devices
-    from ..core.workers import ALONE
+    from ..core.workers import SINGLE_WORKER
 
     if here.size == 1:
-        yield ALONE
+        yield SINGLE_WORKER
         return
     _among_several.append(here)
-    team = ProcessTeam(here, devices.of_rank(device, here.local_rank))
-    _team.append(team)
-    yield team
-    team.leave()
+    workers = ProcessGroup(here, devices.of_rank(device, here.local_rank))
+    _team.append(workers)
+    yield workers
+    workers.leave()
     _team.clear()
 
 
@@ -238,7 +238,7 @@ def end_of(code: int) -> tuple[str, int]:
         return f"interrupted; {KEPT}\n", code
     loss = vigil.gone() if code == 143 else None
     if loss is None:
-        vigil.bid_farewell()
+        vigil.close()
         return f"interrupted; {KEPT}\n" if _team[0].rank == LEADER else "", code
     if not vigil.may_print():
         return "", loss.code
@@ -262,6 +262,6 @@ def _described(value: Any, tensors: list[Tensor]) -> dict[str, Any]:
         tensors.append(value)
         kind = str(value.dtype).removeprefix("torch.")
         return {"tensor": kind, "shape": list(value.shape), "there": value.device.type != "cpu"}
-    if hasattr(value, "team"):
+    if hasattr(value, "workers"):
         return {"jacobian": value.name, "rows": None if value.rows is None else list(value.rows)}
     return {"value": value}

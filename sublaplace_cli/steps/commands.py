@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.workers import ALONE, Team
+from ..core.workers import SINGLE_WORKER, WorkerGroup
 from ..device import OUT_OF_MEMORY
 from ..errors import UserError
 from ..files.artifacts.atomic import write_text
@@ -44,31 +44,33 @@ class Outcome:
     lines: tuple[Line, ...] = ()  # of --predictions, in a sweep
 
 
-def run_command(command: str, settings: Settings, report: Reporter, render: Render, team: Team = ALONE) -> Outcome:
+def run_command(
+    command: str, settings: Settings, report: Reporter, render: Render, workers: WorkerGroup = SINGLE_WORKER
+) -> Outcome:
     """Run one of the four commands; `render(result)` is the text for `evaluation.json`."""
     check_outputs(settings)
     baseline = None if settings.baseline is None else load_baseline(settings.baseline)
     if is_sweep(settings):
-        outcome = _sweep(command, settings, report, render, team)
+        outcome = _sweep(command, settings, report, render, workers)
     elif settings.posterior is not None:
-        outcome = _predict(settings, report, team)
+        outcome = _predict(settings, report, workers)
     else:
-        outcome = _run_once(command, settings, report, render, team)
+        outcome = _run_once(command, settings, report, render, workers)
     if command == "evaluate" and not settings.dry_run:
         limits = [*limits_of(outcome.spec.spec.gate), *limits_of_command(settings)]
         outcome.result["gate"] = judge(outcome.result, limits, baseline, settings.significant)
     return outcome
 
 
-def follow_command(command: str, settings: Settings, report: Reporter, team: Team) -> None:
+def follow_command(command: str, settings: Settings, report: Reporter, workers: WorkerGroup) -> None:
     """On all members of a team but its leader: the same sessions as it has, to answer its questions in each."""
     if settings.posterior is not None:
         found = product.open_posterior(settings)
-        with open_session(settings, report, ("test",), scales=product.scales_of(found), team=team) as session:
+        with open_session(settings, report, ("test",), scales=product.scales_of(found), workers=workers) as session:
             follow(session)
         return
     for member in members_of(settings) if is_sweep(settings) else [Member("", settings.seed, settings)]:
-        with open_session(member.settings, report, *_splits(command, settings), team=team) as session:
+        with open_session(member.settings, report, *_splits(command, settings), workers=workers) as session:
             follow(session)
 
 
@@ -77,7 +79,7 @@ def _run_once(
     settings: Settings,
     report: Reporter,
     render: Render,
-    team: Team,
+    workers: WorkerGroup,
     place: dict[str, Any] | None = None,
 ) -> Outcome:
     """One run; as part of a sweep it has a `place` there, which its lines of predictions name."""
@@ -85,7 +87,7 @@ def _run_once(
     if settings.predictions is not None:
         check_predictions(settings.predictions, len(wanted) if place is None else 2)
     needs, welcome = _splits(command, settings)
-    with open_session(settings, report, needs, welcome, team=team) as session:
+    with open_session(settings, report, needs, welcome, workers=workers) as session:
         protect_inputs(session)
         for choice in wanted:
             check_choice(session, choice)
@@ -112,13 +114,13 @@ def _work(
 def _within_memory(session: Session, work: Callable[[], Outcome]) -> Outcome:
     """Again with half the memory where there was too little: what is finished is in the run folder by then.
 
-    Not in a team: the others are in the midst of the question that failed here.
+    Not in a workers: the others are in the midst of the question that failed here.
     """
     while True:
         try:
             return work()
         except OUT_OF_MEMORY:
-            if session.team.size > 1 or session.memory < 2 * LEAST_MEMORY:
+            if session.workers.size > 1 or session.memory < 2 * LEAST_MEMORY:
                 raise
         session.shrink()
 
@@ -142,7 +144,7 @@ def _finished(session: Session, result: dict[str, Any]) -> dict[str, Any]:
     return {**result, **tuned, "seconds": {name: round(value, 4) for name, value in session.seconds.items()}}
 
 
-def _sweep(command: str, settings: Settings, report: Reporter, render: Render, team: Team) -> Outcome:
+def _sweep(command: str, settings: Settings, report: Reporter, render: Render, workers: WorkerGroup) -> Outcome:
     if command != "evaluate" or settings.posterior is not None:
         what = command if settings.posterior is None else "evaluate --posterior"
         raise UserError(
@@ -152,7 +154,7 @@ def _sweep(command: str, settings: Settings, report: Reporter, render: Render, t
     members, outcomes = members_of(settings), list[Outcome]()
     for member in each_with_time_left(members, report):
         place = {"checkpoint": member.checkpoint, "seed": member.seed}
-        outcome = _run_once(command, member.settings, report, render, team, place)
+        outcome = _run_once(command, member.settings, report, render, workers, place)
         # Pictures besides the curves are of the first run.
         outcomes.append(outcome if not outcomes else replace(outcome, figures=None))
     if settings.dry_run:
@@ -165,10 +167,10 @@ def _sweep(command: str, settings: Settings, report: Reporter, render: Render, t
     return Outcome(result, outcomes[0].spec, outcomes[0].figures)
 
 
-def _predict(settings: Settings, report: Reporter, team: Team) -> Outcome:
+def _predict(settings: Settings, report: Reporter, workers: WorkerGroup) -> Outcome:
     """`evaluate --posterior FILE`."""
     found = product.open_posterior(settings)
-    with open_session(settings, report, ("test",), scales=product.scales_of(found), team=team) as session:
+    with open_session(settings, report, ("test",), scales=product.scales_of(found), workers=workers) as session:
         protect_inputs(session)
         if settings.dry_run:
             raise UserError("--dry-run has nothing to tell of --posterior: no artifact is written")

@@ -82,7 +82,7 @@ def run(session: Session) -> Evaluation:
         "noise_variance": noise_variance(session),
         "prior_precision": session.prior_precision,
         "device": str(session.device),
-        "workers": session.team.size,
+        "workers": session.workers.size,
         "provenance": session.provenance,
         "full": _row(session, full, known, full_ipv) if full is not None and known.std_full is not None else None,
         "rows": [_row(session, spread, known, full_ipv) for spread in spreads],

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..core.jacobian.rows import Jacobian
 from ..core.jacobian.sharded import some_rows
-from ..core.workers import QUESTIONS
+from ..core.workers import COLLECTIVES
 from .passes import make_rows, read_rows
 from .session import Session
 
@@ -20,9 +20,9 @@ def follow(session: Session) -> None:
         jacobian = session.kept[f"jacobians-{name}"]
         return jacobian if rows is None else some_rows(jacobian, rows)
 
-    for question, arguments in session.team.questions(find):
+    for question, arguments in session.workers.calls(find):
         if question in OF_A_SPLIT:
             name = arguments[0]
             session.kept[f"jacobians-{name}"] = OF_A_SPLIT[question](session, *arguments)
         else:
-            QUESTIONS[question](*arguments)
+            COLLECTIVES[question](*arguments)

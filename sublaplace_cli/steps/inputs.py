@@ -58,7 +58,7 @@ class InputReader:
             return tuple(self._tensor(array) for array in raw)
         return self._tensor(raw)
 
-    def spread(self, split: Split, count: int) -> Inputs:
+    def evenly_spaced(self, split: Split, count: int) -> Inputs:
         """About this many rows, evenly spread over the split."""
         step = max(1, len(split) // count)
         rows = [self(split, i, i + 1) for i in range(0, len(split), step)][:count]

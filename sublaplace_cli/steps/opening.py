@@ -12,7 +12,7 @@ from .. import device as devices
 from ..core.jacobian.capture import prepare_capture
 from ..core.network.forward import last_linear
 from ..core.network.layout import Layout
-from ..core.workers import ALONE, Team
+from ..core.workers import SINGLE_WORKER, WorkerGroup
 from ..errors import UserError
 from ..files.artifacts.run_folder import default_folder, fingerprint
 from ..files.data.datasets import Scales, Split, data_files, load_splits, require_extra
@@ -33,7 +33,7 @@ def open_session(
     needs: tuple[str, ...],
     welcome: tuple[str, ...] = (),
     scales: Scales | None = None,
-    team: Team = ALONE,
+    workers: WorkerGroup = SINGLE_WORKER,
 ) -> Iterator[Session]:
     """Read and check everything that can be known before computing; `welcome` splits may be missing.
 
@@ -43,39 +43,39 @@ def open_session(
     spec = load_spec(path)
     require_extra(spec.spec.data.format)
     device = devices.choose(settings.device)
-    memory = min(team.exchange(_memory(settings, device, team)))
+    memory = min(workers.exchange(_memory(settings, device, workers)))
     present = tuple(name for name in welcome if getattr(spec.spec.data.splits, name) is not None)
     if hasattr(spec.spec.posterior.prior_precision, "tune") and scales is None:
         present = (*present, "validation")
-    session = _build(settings, spec, device, memory, report, (*needs, *present), scales, team)
+    session = _build(settings, spec, device, memory, report, (*needs, *present), scales, workers)
     require_agreement(session)
     try:
         yield session
-        team.goodbye()
+        workers.end_calls()
     finally:
         session.close()
 
 
-def _memory(settings: Settings, device: torch.device, team: Team) -> int:
+def _memory(settings: Settings, device: torch.device, workers: WorkerGroup) -> int:
     if settings.memory is not None:
         return parse_bytes(settings.memory, "--memory")
-    return int(devices.free_memory(device) * devices.SAFE_SHARE / team.sharers)
+    return int(devices.free_memory(device) * devices.SAFE_SHARE / workers.workers_on_device)
 
 
 def require_agreement(session: Session) -> None:
     """All members of a team must see the same network and the same rows, and differentiate it in the same way."""
-    blocks = [[type(q).__name__, *(list(t.shape) for t in q.tensors().values())] for q in session.capture.pattern]
+    blocks = [[type(q).__name__, *(list(t.shape) for t in q.tensors().values())] for q in session.capture.templates]
     own = {
         "torch": torch.__version__,
         "weights, data or options": fingerprint(session.identity),
         "rows": {name: len(split) for name, split in session.splits.items()},
         "way of differentiating the network": [session.capture.rows_per_pass, session.capture.batched, blocks],
     }
-    for rank, theirs in enumerate(session.team.exchange(own)):
+    for rank, theirs in enumerate(session.workers.exchange(own)):
         for what, value in own.items():
             if theirs[what] != value:
                 raise UserError(
-                    f"rank {rank} has other {what} than rank {session.team.rank}",
+                    f"rank {rank} has other {what} than rank {session.workers.rank}",
                     hint="all ranks need the same command, spec, checkpoint, data and version of torch",
                 )
 
@@ -88,12 +88,12 @@ def _build(
     report: Reporter,
     needs: tuple[str, ...],
     scales: Scales | None,
-    team: Team,
+    workers: WorkerGroup,
 ) -> Session:
     def resolve(value: str, field_name: str) -> Path:
         return spec.resolve(value, field_name, settings.allow_outside)
 
-    host_memory = _memory(settings, torch.device("cpu"), team)  # files are read there, whatever the device
+    host_memory = _memory(settings, torch.device("cpu"), workers)  # files are read there, whatever the device
     model_spec = spec.spec.model
     network = load_network(
         model_spec.build,
@@ -112,7 +112,7 @@ def _build(
     splits = _load_splits(spec, needs, resolve, host_memory, scales)
     first = next(iter(splits.values()))  # the training rows, where they are read
     reader = InputReader.for_model(model, first, device)
-    sample = reader.spread(first, SAMPLE_ROWS)
+    sample = reader.evenly_spaced(first, SAMPLE_ROWS)
     capture = prepare_capture(model, layout, sample, memory)
     for note in capture.notes:
         report.note(note)
@@ -140,7 +140,7 @@ def _build(
         folder_path=folder.absolute(),
         report=report,
         prior_precision=spec.spec.posterior.prior_precision,
-        team=team,
+        workers=workers,
     )
 
 

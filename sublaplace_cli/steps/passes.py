@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.jacobian.blocks import Block, kept_bytes
+from ..core.jacobian.blocks import Block, stored_bytes
 from ..core.jacobian.capture import Captured
 from ..core.jacobian.rows import (
     Gathering,
@@ -25,7 +25,7 @@ from ..core.jacobian.rows import (
     SomeRows,
     StoredJacobian,
 )
-from ..core.jacobian.sharded import SharedJacobian, holders_of
+from ..core.jacobian.sharded import ShardedJacobian, owners_of
 from ..core.workers import LEADER
 from ..errors import UserError
 from ..files.artifacts.artifact import Artifact, open_artifact
@@ -44,17 +44,17 @@ FORMS: dict[str, Callable[[Block], Block]] = {SETTLED: lambda block: block.settl
 
 def jacobian_bytes(session: Session, name: str) -> int:
     """Size of a split's Jacobian in the form in which it is kept."""
-    return len(session.split(name)) * sum(kept_bytes(block) for block in session.capture.pattern)
+    return len(session.split(name)) * sum(stored_bytes(block) for block in session.capture.templates)
 
 
 def settled_bytes(session: Session, name: str) -> int:
     """Size of a split's Jacobian in the form that answers questions fastest."""
-    return len(session.split(name)) * sum(kept_bytes(block.settled()) for block in session.capture.pattern)
+    return len(session.split(name)) * sum(stored_bytes(block.settled()) for block in session.capture.templates)
 
 
 def held_form(session: Session, name: str) -> str | None:
     """How a split's blocks are held in memory while a command runs; None where a member has no room for its share."""
-    room = session.memory * session.team.size // HELD_SHARE
+    room = session.memory * session.workers.size // HELD_SHARE
     if settled_bytes(session, name) <= room:
         return SETTLED
     return KEPT if jacobian_bytes(session, name) <= room else None
@@ -111,7 +111,7 @@ def make_rows(
     session: Session, name: str, store: bool, form: str | None, done: int, add_up: bool, writer: RowWriter | None = None
 ) -> Jacobian:
     """The passes over the rows from `done` on, each by one member; what the leader writes is brought to it."""
-    team, step, n_rows = session.team, session.pass_rows(name), len(session.split(name))
+    workers, step, n_rows = session.workers, session.pass_rows(name), len(session.split(name))
     mine = own_rows(session, name)
     held = Gathering(n_rows if mine is None else len(mine))
     f = torch.zeros(n_rows, session.n_outputs, dtype=torch.float64, device=session.device)
@@ -119,10 +119,10 @@ def make_rows(
     saved, place = time.monotonic(), 0
     with session.report.progress(f"Jacobian of the {name} rows", n_rows) as progress:
         progress.advance(done)
-        for turn in _turns(n_rows, step, done, team.size):
+        for turn in _turns(n_rows, step, done, workers.size):
             captured = None
-            if team.rank in turn:
-                start, stop = turn[team.rank]
+            if workers.rank in turn:
+                start, stop = turn[workers.rank]
                 captured = session.take_pass(session.rows(name, start, stop))
                 if form is not None and not done:
                     held.put(place, [FORMS[form](block) for block in captured.blocks])
@@ -139,22 +139,22 @@ def make_rows(
             if writer is not None and time.monotonic() - saved > CHECKPOINT_SECONDS:
                 writer.checkpoint(max(stop for _, stop in turn.values()))
                 saved = time.monotonic()
-    team.spread(f, LEADER)
+    workers.broadcast(f, LEADER)
     if totals is not None:
-        session.kept[f"totals-{name}"] = {weighted: team.total(q) for weighted, q in totals.sums.items()}
+        session.kept[f"totals-{name}"] = {weighted: workers.sum_to_leader(q) for weighted, q in totals.sums.items()}
     if form is None:
         return _with_own_rows(session, name, f, None, None)
-    blocks = held.blocks or tuple(FORMS[form](block).rows(0, 0) for block in session.capture.pattern)
+    blocks = held.blocks or tuple(FORMS[form](block).rows(0, 0) for block in session.capture.templates)
     own = HeldJacobian(session.layout, f if mine is None else f[mine], blocks)
     return _shared(session, name, f, own, form)
 
 
 def own_rows(session: Session, name: str) -> list[int] | None:
     """The rows of a split that this member holds; None where they are all."""
-    if session.team.size == 1:
+    if session.workers.size == 1:
         return None
-    holders = holders_of(len(session.split(name)), session.pass_rows(name), session.team.size)
-    return (holders == session.team.rank).nonzero().squeeze(1).tolist()
+    holders = owners_of(len(session.split(name)), session.pass_rows(name), session.workers.size)
+    return (holders == session.workers.rank).nonzero().squeeze(1).tolist()
 
 
 def _turns(n_rows: int, step: int, done: int, size: int) -> Iterator[dict[int, tuple[int, int]]]:
@@ -171,22 +171,22 @@ def _turns(n_rows: int, step: int, done: int, size: int) -> Iterator[dict[int, t
 
 def _brought(session: Session, captured: Captured | None, member: int, n_rows: int, store: bool) -> Captured | None:
     """A member's pass on the leader: its outputs and, where they are stored, its blocks; None on the others."""
-    team, C = session.team, session.n_outputs
+    workers, C = session.workers, session.n_outputs
     if member == LEADER:
-        return captured if team.rank == LEADER else None
-    if team.rank not in (member, LEADER):
+        return captured if workers.rank == LEADER else None
+    if workers.rank not in (member, LEADER):
         return None
-    if team.rank == member:
+    if workers.rank == member:
         assert captured is not None, "it was this member's turn"
         f, blocks = captured.f, captured.blocks
     else:
         f = torch.empty(n_rows, C, dtype=torch.float64, device=session.device)
-        blocks = [_with_room(block, n_rows) for block in session.capture.pattern] if store else []
-    team.bring(f.contiguous(), member)
+        blocks = [_with_room(block, n_rows) for block in session.capture.templates] if store else []
+    workers.send_to_leader(f.contiguous(), member)
     for block in blocks if store else ():
         for tensor in block.tensors().values():
-            team.bring(tensor.contiguous(), member)
-    return Captured(f, blocks) if team.rank == LEADER else None
+            workers.send_to_leader(tensor.contiguous(), member)
+    return Captured(f, blocks) if workers.rank == LEADER else None
 
 
 def _with_room(block: Block, n_rows: int) -> Block:
@@ -201,7 +201,7 @@ def _writer(session: Session, name: str, store: bool) -> RowWriter:
         kind = torch.float64 if session.task == "regression" else torch.int64
         plans["targets"] = by_rows(kind, split.targets.shape, step)
     if store:
-        for block in session.capture.pattern:
+        for block in session.capture.templates:
             for key, tensor in _named_tensors(session, block).items():
                 plans[key] = by_rows(tensor.dtype, (len(split), *tensor.shape[1:]), step)
     meta = session.describe({}, split=name, stored=store)
@@ -242,11 +242,11 @@ def read_rows(session: Session, name: str, f: Tensor, path: str, digest: str | N
         try:
             artifact = open_artifact(Path(path), "jacobians")
         except UserError:
-            if session.team.rank == LEADER:
+            if session.workers.rank == LEADER:
                 raise
     if artifact is not None and artifact.digest != digest:
         artifact = None
-    everybody_sees_it = all(session.team.exchange(artifact is not None))
+    everybody_sees_it = all(session.workers.exchange(artifact is not None))
     if form is None and not everybody_sees_it:  # rows that are read come block by block: all of them, or none
         artifact = None
     return _with_own_rows(session, name, f, artifact, form)
@@ -258,12 +258,12 @@ def _with_own_rows(session: Session, name: str, f: Tensor, artifact: Artifact | 
     everything: Jacobian
     if artifact is None:
         compute = partial(_computed, session, name)
-        everything = RecomputedJacobian(session.layout, f, session.capture.pattern, compute, step)
+        everything = RecomputedJacobian(session.layout, f, session.capture.templates, compute, step)
     else:
-        pattern = session.capture.pattern
-        names = [dict(zip(q.tensors(), _named_tensors(session, q), strict=True)) for q in pattern]
-        staged = StagedBlocks(artifact, session.device, pattern, names)
-        everything = StoredJacobian(session.layout, f, pattern, staged.read, step, staged.expect)
+        templates = session.capture.templates
+        names = [dict(zip(q.tensors(), _named_tensors(session, q), strict=True)) for q in templates]
+        staged = StagedBlocks(artifact, session.device, templates, names)
+        everything = StoredJacobian(session.layout, f, templates, staged.read, step, staged.expect)
     mine = own_rows(session, name)
     if mine is not None:
         everything = SomeRows(everything, mine, step)
@@ -277,10 +277,10 @@ def _computed(session: Session, name: str, start: int, stop: int) -> list[Block]
 
 def _shared(session: Session, name: str, f: Tensor, own: Jacobian, form: str | None) -> Jacobian:
     """The Jacobian of all members, of which this one has its own rows; alone, they are all."""
-    if session.team.size == 1:
+    if session.workers.size == 1:
         return own
     step = session.pass_rows(name)
-    pattern = session.capture.pattern if form is None else tuple(FORMS[form](q) for q in session.capture.pattern)
-    holders = holders_of(len(f), step, session.team.size)
+    templates = session.capture.templates if form is None else tuple(FORMS[form](q) for q in session.capture.templates)
+    holders = owners_of(len(f), step, session.workers.size)
     grain = step if form is None else 1
-    return SharedJacobian(session.layout, f, pattern, own, holders, session.team, name, grain=grain)
+    return ShardedJacobian(session.layout, f, templates, own, holders, session.workers, name, grain=grain)

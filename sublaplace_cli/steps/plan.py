@@ -76,7 +76,7 @@ def _peak(session: Session, command: str, wanted: list[Choice]) -> int:
     """This process as it is, with data, weights and a first pass behind it; what stays; the largest of what comes."""
     p, rows = session.layout.size, len(session.split("train")) * session.n_outputs
     names = dict.fromkeys(session.split_name(name) for name in session.splits)
-    held = sum(settled_bytes(session, name) for name in names if held_form(session, name)) // session.team.size
+    held = sum(settled_bytes(session, name) for name in names if held_form(session, name)) // session.workers.size
     stages = [_passes(session), _tiles(session, MOST_TILE_BYTES)]
     if command in ("fit", "evaluate"):
         stages += [_subnet(session, rows, k) for choice in wanted if (k := actual_k(choice, p)) is not None]
@@ -105,7 +105,7 @@ def _passes(session: Session) -> int:
 
 def _tiles(session: Session, cap: int) -> int:
     """One tile of rows while its blocks answer a question; of held rows only the float64 copies of a panel."""
-    blocks = session.capture.pattern
+    blocks = session.capture.templates
     if held_form(session, "train"):
         return len(session.split("train")) * session.n_outputs * 8 * min(PANEL, max(block.width for block in blocks))
     widest = max(block.row_bytes for block in blocks)

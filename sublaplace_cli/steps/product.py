@@ -122,7 +122,7 @@ def run(session: Session, found: Artifact) -> Evaluation:
         "noise_variance": found.meta["noise_variance"],
         "prior_precision": given,
         "device": str(session.device),
-        "workers": session.team.size,
+        "workers": session.workers.size,
         "provenance": {**session.provenance, "rescale": fitted.rescale.kind},
         "full": None,
         "rows": [row_of(spread, score(spread.variance.clamp(min=0).sqrt(), known), ipv, None, known.no_full)],

@@ -19,7 +19,7 @@ from ..core.jacobian.capture import Capture, Captured, joined_passes
 from ..core.network.forward import Inputs, map_inputs, row_count
 from ..core.network.layout import Layout
 from ..core.posterior.rescale import Kind
-from ..core.workers import ALONE, Answer, Team
+from ..core.workers import SINGLE_WORKER, Answer, WorkerGroup
 from ..files.artifacts.run_folder import RunFolder, fingerprint
 from ..files.data.datasets import Split, origin_of
 from ..files.networks.networks import Network
@@ -49,7 +49,7 @@ class Session:
     input_files: tuple[Path, ...]
     folder_path: Path
     report: Reporter
-    team: Team = ALONE  # those who share the rows
+    workers: WorkerGroup = SINGLE_WORKER  # those who share the rows
     folder: RunFolder | None = None
     most_rows: int = 2**62  # of one pass, after running out of memory
     prior_precision: Any = None  # as numbers: of the spec, or as the marginal likelihood has it
@@ -136,12 +136,12 @@ class Session:
 
     def together(self, question: Callable[..., Answer], *arguments: Any, **of_the_leader: Any) -> Answer:
         """`question(session, …)` on all members of the team at the same time."""
-        self.team.ask(question.__name__, arguments)
-        was, self.team.busy = self.team.busy, True
+        self.workers.call_on_all(question.__name__, arguments)
+        was, self.workers.busy = self.workers.busy, True
         try:
             return question(self, *arguments, **of_the_leader)
         finally:
-            self.team.busy = was
+            self.workers.busy = was
 
     def open_folder(self) -> RunFolder:
         """The run folder, locked; opened at the first use, so that a dry run touches nothing."""

@@ -23,7 +23,7 @@ class StagedBlocks:
 
     artifact: Artifact
     device: torch.device
-    pattern: Sequence[Block]
+    templates: Sequence[Block]
     names: Sequence[Mapping[str, str]]  # of each block's tensors: as the block and as the artifact calls them
     coming: dict[Place, Future[dict[str, Tensor]]] = field(default_factory=dict, compare=False)
 
@@ -32,7 +32,7 @@ class StagedBlocks:
         expected = self.coming.pop((number, start, stop), None)
         host = self._on_host(number, start, stop) if expected is None else expected.result()
         moved = {key: devices.move(tensor, self.device) for key, tensor in host.items()}
-        return self.pattern[number].with_tensors(moved)
+        return self.templates[number].with_tensors(moved)
 
     def expect(self, number: int, start: int, stop: int) -> None:
         """This will be asked for next. Where host and device are one, reading ahead would only compete for it."""

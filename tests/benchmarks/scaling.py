@@ -20,7 +20,7 @@ import torch
 from large import images, prepare, resnet
 
 from sublaplace_cli.__main__ import prefer_large_pages
-from sublaplace_cli.core.workers import Team
+from sublaplace_cli.core.workers import WorkerGroup
 from sublaplace_cli.distributed import process_group as parallel
 from sublaplace_cli.distributed import ranks
 from sublaplace_cli.steps.following import follow
@@ -39,15 +39,15 @@ def measure(case: str) -> dict[str, float] | None:
     prefer_large_pages()
     torch.set_num_threads(1)
     here = ranks.place()
-    with parallel.joined(here, os.environ.get("BENCHMARK_DEVICE", "cpu")) as team:
-        return _measured(case, team, here.leads)
+    with parallel.joined(here, os.environ.get("BENCHMARK_DEVICE", "cpu")) as workers:
+        return _measured(case, workers, here.leads)
 
 
-def _measured(case: str, team: Team, leads: bool) -> dict[str, float] | None:
+def _measured(case: str, workers: WorkerGroup, leads: bool) -> dict[str, float] | None:
     run_dir = Path(tempfile.mkdtemp())
     settings = Settings(max_artifact="1kB", memory="8GiB", run_dir=run_dir)  # held, not stored: no disk in between
-    settings = replace(settings, device=str(getattr(team, "device", "auto")))
-    with open_session(settings, Silent(), ("train",), team=team) as session:
+    settings = replace(settings, device=str(getattr(workers, "device", "auto")))
+    with open_session(settings, Silent(), ("train",), workers=workers) as session:
         if not leads:
             follow(session)
             return None

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from sublaplace_cli.core.jacobian import blocks, conv
 from sublaplace_cli.core.jacobian import linear as outer
-from sublaplace_cli.core.jacobian.blocks import Block, DenseBlock, joined, kept_bytes
+from sublaplace_cli.core.jacobian.blocks import Block, DenseBlock, joined, stored_bytes
 from sublaplace_cli.core.jacobian.conv import ConvBlock, Geometry
 from sublaplace_cli.core.jacobian.embedding import EmbeddingBlock
-from sublaplace_cli.core.jacobian.linear import OuterBlock
+from sublaplace_cli.core.jacobian.linear import LinearBlock
 
 START, ROWS, OTHERS = 7, 5, 4
 
@@ -38,8 +38,8 @@ def dense_kind(C: int) -> Kind:
 
 
 def outer_kind(C: int, T: int, d_in: int, d_out: int, bias: bool) -> Kind:
-    def make(m: int, C: int, seed: int) -> OuterBlock:
-        return OuterBlock(
+    def make(m: int, C: int, seed: int) -> LinearBlock:
+        return LinearBlock(
             START, random_matrix(m, T, d_in, seed=seed), random_matrix(m, C, T, d_out, seed=seed + 1), bias
         )
 
@@ -134,7 +134,7 @@ def test_shape(kind):
     assert (m, C, width) == (block.n_rows, kind.C, block.width) == (ROWS, kind.C, block.width)
     assert block.span == slice(START, START + block.width)
     assert block.dense().start == block.start == START
-    assert block.row_bytes >= kept_bytes(block)
+    assert block.row_bytes >= stored_bytes(block)
 
 
 @pytest.mark.parametrize("C", [1, 3])
@@ -307,7 +307,7 @@ def test_float32_tensors_give_float64_answers(kind):
     exact = wide.with_tensors({n: t.double() if t.is_floating_point() else t for n, t in narrow.tensors().items()})
     v = prior_for("equal", kind, wide.width)
     J = numbers(exact)
-    assert kept_bytes(narrow) < kept_bytes(wide)
+    assert stored_bytes(narrow) < stored_bytes(wide)
     assert_equal(narrow.squares(), J.square().sum(0))
     assert_equal(columns_of(narrow, torch.arange(wide.width)), J.T)
     assert_equal(torch.triu(block_gram(narrow, narrow, v)), torch.triu(J / v @ J.T))

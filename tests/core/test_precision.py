@@ -222,7 +222,7 @@ def test_rows_computed_anew_by_the_network_answer_as_held_ones():
         def compute(start: int, stop: int) -> list[blocks.Block]:
             return capture(map_inputs(lambda t: t[start:stop], inputs)).blocks
 
-        return RecomputedJacobian(capture.layout, outputs, capture.pattern, compute, 5)
+        return RecomputedJacobian(capture.layout, outputs, capture.templates, compute, 5)
 
     precision = replace(problem.precision, jacobian=anew(train, problem.precision.jacobian.outputs))
     for rows in (anew(test, problem.test.outputs), captured_to_held(capture, test)):

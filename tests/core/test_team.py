@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sublaplace_cli.core.jacobian import blocks
 from sublaplace_cli.core.jacobian.rows import HeldJacobian, HoldingJacobian, Jacobian
-from sublaplace_cli.core.jacobian.sharded import holders_of, some_rows
+from sublaplace_cli.core.jacobian.sharded import owners_of, some_rows
 from sublaplace_cli.core.omega import row_sums as folds
 from sublaplace_cli.core.omega.precision import Precision
 from sublaplace_cli.core.omega.row_sums import column_chunks, gram, pull, row_norms, squared_gradients
@@ -25,7 +25,7 @@ from sublaplace_cli.core.posterior.rescale import left_out_full, left_out_subnet
 from sublaplace_cli.core.selectors import SelectionProblem
 from sublaplace_cli.core.selectors.greedy import greedy
 from sublaplace_cli.core.selectors.variance import variance
-from sublaplace_cli.core.workers import dealt_to
+from sublaplace_cli.core.workers import owner_of_strip
 
 PLENTY, LITTLE = 2**30, 2**15
 SOME = [
@@ -83,7 +83,7 @@ def problem_of(name: str, prior: str, memory: int = PLENTY) -> Problem:
 
 
 def in_team(problem: Problem, size: int, grain: int, work: Callable, make: Callable = WAYS["as it comes"]):
-    """`work(precision, test)` by a team."""
+    """`work(precision, test)` by a workers."""
     jacobians = {"train": problem.precision.jacobian, "test": problem.test}
     return in_a_team(
         size, grain, jacobians, lambda q: work(replace(problem.precision, jacobian=q["train"]), q["test"]), make
@@ -187,7 +187,7 @@ def test_an_error_of_the_leader_leaves_no_member_waiting() -> None:
 
 
 def test_rows_are_dealt_out_in_pieces() -> None:
-    assert holders_of(11, 2, 3).tolist() == [0, 0, 1, 1, 2, 2, 0, 0, 1, 1, 2]
+    assert owners_of(11, 2, 3).tolist() == [0, 0, 1, 1, 2, 2, 0, 0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -195,5 +195,5 @@ def test_long_and_short_strips_are_shared_evenly(size: int) -> None:
     strips = 4 * size
     work = [0] * size
     for strip in range(strips):
-        work[dealt_to(strip, size)] += strips - strip  # of a triangle: the first is the longest
+        work[owner_of_strip(strip, size)] += strips - strip  # of a triangle: the first is the longest
     assert max(work) == min(work)

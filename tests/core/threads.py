@@ -12,8 +12,8 @@ from torch import Tensor
 
 from sublaplace_cli.core.jacobian.blocks import Block
 from sublaplace_cli.core.jacobian.rows import HeldJacobian, Jacobian, SomeRows
-from sublaplace_cli.core.jacobian.sharded import SharedJacobian, holders_of, some_rows
-from sublaplace_cli.core.workers import LEADER, QUESTIONS
+from sublaplace_cli.core.jacobian.sharded import ShardedJacobian, owners_of, some_rows
+from sublaplace_cli.core.workers import COLLECTIVES, LEADER
 
 Answer = TypeVar("Answer")
 
@@ -33,13 +33,13 @@ class Meeting:
 class ThreadTeam:
     """One member."""
 
-    sharers = 1
+    workers_on_device = 1
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.meeting, self.rank, self.size = meeting, rank, meeting.size
         self.busy = rank != LEADER
 
-    def ask(self, question: str, arguments: Sequence[Any]) -> None:
+    def call_on_all(self, question: str, arguments: Sequence[Any]) -> None:
         if self.rank != LEADER:
             return
         self.meeting.asked_for.append(question)
@@ -53,15 +53,15 @@ class ThreadTeam:
         self.meeting.barrier.wait()
         return found
 
-    def total(self, values: Tensor) -> Tensor:
+    def sum_to_leader(self, values: Tensor) -> Tensor:
         found = self._all(values.clone())
         values.copy_(sum(found[1:], found[0]) if self.rank == LEADER else torch.full_like(values, torch.nan))
         return values
 
-    def spread(self, values: Tensor, holder: int) -> None:
+    def broadcast(self, values: Tensor, holder: int) -> None:
         values.copy_(self._all(values.clone())[holder])
 
-    def bring(self, values: Tensor, holder: int) -> None:
+    def send_to_leader(self, values: Tensor, holder: int) -> None:
         assert values.is_contiguous()
         if holder != LEADER and self.rank == holder:
             self.meeting.messages[holder, LEADER].put(values.clone())
@@ -71,44 +71,44 @@ class ThreadTeam:
     def exchange(self, own: Any) -> list[Any]:
         return self._all(own)
 
-    def questions(self, find: Callable) -> Iterator[tuple[str, list[Any]]]:
+    def calls(self, find: Callable) -> Iterator[tuple[str, list[Any]]]:
         while (asked := self.meeting.asked[self.rank].get(timeout=60)) is not None:
             question, arguments = asked
-            yield question, [find(q.name, q.rows) if hasattr(q, "team") else q for q in arguments]
+            yield question, [find(q.name, q.rows) if hasattr(q, "workers") else q for q in arguments]
 
-    def goodbye(self) -> None:
+    def end_calls(self) -> None:
         for other in range(1, self.size):
             self.meeting.asked[other].put(None)
 
 
-def shared(jacobian: HeldJacobian, name: str, grain: int, team: ThreadTeam, make: Callable) -> SharedJacobian:
+def shared(jacobian: HeldJacobian, name: str, grain: int, workers: ThreadTeam, make: Callable) -> ShardedJacobian:
     """A Jacobian of which a member holds its pieces of `grain` rows; `make` says in which way it holds them."""
-    holders = holders_of(len(jacobian.outputs), grain, team.size)
-    own = make(SomeRows(jacobian, (holders == team.rank).nonzero().squeeze(1).tolist(), grain))
+    holders = owners_of(len(jacobian.outputs), grain, workers.size)
+    own = make(SomeRows(jacobian, (holders == workers.rank).nonzero().squeeze(1).tolist(), grain))
     pattern = tuple(block.rows(0, 1) for block in jacobian.blocks)
-    return SharedJacobian(jacobian.layout, jacobian.outputs, pattern, own, holders, team, name)
+    return ShardedJacobian(jacobian.layout, jacobian.outputs, pattern, own, holders, workers, name)
 
 
 def in_a_team(
     size: int,
     grain: int,
     jacobians: dict[str, HeldJacobian],
-    work: Callable[[dict[str, SharedJacobian]], Answer],
+    work: Callable[[dict[str, ShardedJacobian]], Answer],
     make: Callable[[Jacobian], Jacobian] = lambda own: own,
 ) -> tuple[Answer, list[str]]:
     """What `work` gives the leader while the others follow, and what it asked for."""
     meeting, failures = Meeting(size), []
 
     def follow(rank: int) -> None:
-        team = ThreadTeam(meeting, rank)
-        own = {name: shared(q, name, grain, team, make) for name, q in jacobians.items()}
+        workers = ThreadTeam(meeting, rank)
+        own = {name: shared(q, name, grain, workers, make) for name, q in jacobians.items()}
 
         def find(name: str, rows: Sequence[int] | None) -> Jacobian:
             return own[name] if rows is None else some_rows(own[name], rows)
 
         try:
-            for question, arguments in team.questions(find):
-                QUESTIONS[question](*arguments)
+            for question, arguments in workers.calls(find):
+                COLLECTIVES[question](*arguments)
         except BaseException as error:
             failures.append(error)
             meeting.barrier.abort()

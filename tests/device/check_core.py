@@ -199,7 +199,7 @@ def recomputed(capture: Capture, rows: Inputs) -> RecomputedJacobian:
         return capture(map_inputs(lambda t: t[start:stop], rows)).blocks
 
     grain = row_count(rows) // 2
-    return RecomputedJacobian(capture.layout, capture(rows).f, capture.pattern, compute, grain)
+    return RecomputedJacobian(capture.layout, capture(rows).f, capture.templates, compute, grain)
 
 
 def prior_of(kind: str, p: int) -> Tensor:

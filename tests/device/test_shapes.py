@@ -113,7 +113,7 @@ def test_every_parameter_has_a_formula_and_the_blocks_cover_them_once(problem: P
     kinds = Counter(type(block).__name__ for block in blocks)
     assert kinds["ConvBlock"] > 0
     assert kinds["DenseBlock"] > 0
-    assert kinds["OuterBlock"] == 1
+    assert kinds["LinearBlock"] == 1
     ends = [block.span.stop for block in blocks]
     assert [block.span.start for block in blocks] == [0, *ends[:-1]]
     assert ends[-1] == P

@@ -97,7 +97,7 @@ def joined(blocks: Sequence[AnyBlock]) -> AnyBlock:
     return blocks[0].with_tensors({name: torch.cat([part[name] for part in parts]) for name in parts[0]})  # type: ignore[return-value]
 
 
-def kept_bytes(block: Block) -> int:
+def stored_bytes(block: Block) -> int:
     """Bytes of one row in the form in which the block is kept."""
     return sum(tensor[0].numel() * tensor.element_size() for tensor in block.tensors().values())
 

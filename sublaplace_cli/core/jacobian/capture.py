@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...errors import NumericsError
 from ..network.checks import non_finite_outputs, require_sound_network
-from ..network.forward import Inputs, row_count, spread_rows
+from ..network.forward import Inputs, evenly_spaced, row_count
 from ..network.layout import Layout, Parameter
 from .autograd import Gradients, batched_jacobian, combined_gradients, rowwise_jacobian
 from .blocks import Block, DenseBlock, joined
@@ -61,7 +61,7 @@ class Capture:
     batched: bool = True  # False: the rest row by row, because vmap could not take the network
     row_bytes: int = 0  # memory that one row of a pass takes
     rows_per_pass: int = 1
-    pattern: tuple[Block, ...] = ()  # the blocks of one row
+    templates: tuple[Block, ...] = ()  # the blocks of one row
     notes: tuple[str, ...] = field(default=())
 
     def rows_of_pass(self, n_rows: int) -> int:
@@ -111,7 +111,7 @@ class Capture:
 def prepare_capture(model: nn.Module, layout: Layout, sample: Inputs, memory: int) -> Capture:
     """Check the network on a few rows and decide how to differentiate it."""
     C = require_sound_network(model, sample).shape[1]
-    few = spread_rows(sample, CHECKED_ROWS)
+    few = evenly_spaced(sample, CHECKED_ROWS)
     u = torch.randn(row_count(few), C, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     truth = combined_gradients(model, [q.name for q in layout.parameters], u, few)
     capture = _with_layers(Capture(model, layout, C, (), layout.parameters), recognise(model, layout, sample), few)
@@ -130,8 +130,8 @@ def prepare_capture(model: nn.Module, layout: Layout, sample: Inputs, memory: in
         trusted = [layer for layer in capture.layers if layer.name not in suspects]
         capture = _with_layers(replace(capture, notes=(*capture.notes, *notes)), trusted, few)
     row_bytes = peak // row_count(few)
-    pattern = tuple(block.rows(0, 1) for block in blocks)
-    return replace(capture, pattern=pattern, row_bytes=row_bytes, rows_per_pass=rows_within(row_bytes, memory))
+    templates = tuple(block.rows(0, 1) for block in blocks)
+    return replace(capture, templates=templates, row_bytes=row_bytes, rows_per_pass=rows_within(row_bytes, memory))
 
 
 def _with_layers(capture: Capture, layers: Sequence[Layer], few: Inputs) -> Capture:

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .blocks import Block, DenseBlock, kept_bytes
+from .blocks import Block, DenseBlock, stored_bytes
 from .conv import ConvBlock, Geometry
 from .embedding import EmbeddingBlock
-from .linear import OuterBlock
+from .linear import LinearBlock
 
 Spans = Mapping[str, slice]  # of a layer's trainable parameters, by their name in the layer
 Formula = Callable[..., list[Block]]
@@ -30,9 +30,9 @@ def linear(layer: nn.Linear, spans: Spans, a: Tensor, deltas: Tensor) -> list[Bl
         return _bias(spans, delta.sum(2))
     start = spans["weight"].start
     together = "bias" in spans and spans["bias"].start == spans["weight"].stop
-    block = OuterBlock(start, inputs, delta, has_bias=together)
+    block = LinearBlock(start, inputs, delta, has_bias=together)
     # One position: factored for every question. Several: whichever is smaller to keep.
-    keep = block if kept_bytes(block) <= kept_bytes_if_dense(block, deltas) else block.settled()
+    keep = block if stored_bytes(block) <= dense_bytes(block, deltas) else block.settled()
     return [keep] if together else [keep, *_bias(spans, delta.sum(2))]
 
 
@@ -41,7 +41,7 @@ def convolution(layer: nn.Conv1d | nn.Conv2d, spans: Spans, a: Tensor, deltas: T
     blocks = _bias(spans, deltas.flatten(3).sum(3))
     if "weight" in spans:
         block = ConvBlock(spans["weight"].start, Geometry.of(layer), a, deltas)
-        blocks.insert(0, block if kept_bytes(block) < kept_bytes_if_dense(block, deltas) else block.written_out())
+        blocks.insert(0, block if stored_bytes(block) < dense_bytes(block, deltas) else block.written_out())
     return blocks
 
 
@@ -126,7 +126,7 @@ def _affine(spans: Spans, deltas: Tensor, standard: Tensor, add_up: Callable[[Te
     return blocks
 
 
-def kept_bytes_if_dense(block: Block, deltas: Tensor) -> int:
+def dense_bytes(block: Block, deltas: Tensor) -> int:
     """Bytes of one row written out."""
     return block.width * deltas.shape[1] * deltas.element_size()
 

@@ -32,7 +32,7 @@ COLUMNS_AT_ONCE = 64  # so that what is gathered for them stays in the cache
 
 
 @dataclass(frozen=True)
-class OuterBlock:
+class LinearBlock:
     """Weight (d_out × d_in, row-major) and, where `has_bias`, the bias right behind it."""
 
     start: int
@@ -105,7 +105,7 @@ class OuterBlock:
         self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FULL
     ) -> None:
         v_weight, v_bias = self._priors(prior)
-        if not isinstance(other, OuterBlock) or v_weight is None or not self._factored_is_cheaper(other.positions):
+        if not isinstance(other, LinearBlock) or v_weight is None or not self._factored_is_cheaper(other.positions):
             left = self.dense()
             left.add_gram(left if other is self else other, prior, total, strips, dtype)
             return
@@ -117,11 +117,11 @@ class OuterBlock:
         for some, right, part in strip_pairs(own, met, total, self.deltas.shape[1], strips):
             some._add_strip(right, v_weight, v_bias, part)
 
-    def _widened(self, dtype: torch.dtype) -> OuterBlock:
+    def _widened(self, dtype: torch.dtype) -> LinearBlock:
         """The same in the dtype of the products, once for all strips."""
-        return OuterBlock(self.start, self.inputs.to(dtype), self.deltas.to(dtype), self.has_bias)
+        return LinearBlock(self.start, self.inputs.to(dtype), self.deltas.to(dtype), self.has_bias)
 
-    def _add_strip(self, other: OuterBlock, v_weight: float, v_bias: float | None, total: Tensor) -> None:
+    def _add_strip(self, other: LinearBlock, v_weight: float, v_bias: float | None, total: Tensor) -> None:
         m, C, T, _ = self.deltas.shape
         n, _, S, _ = other.deltas.shape
         kernel = self.inputs.flatten(0, 1) @ other.inputs.flatten(0, 1).T / v_weight  # (m·T, n·S)
@@ -133,7 +133,7 @@ class OuterBlock:
 
     def _add_plain_gram(
         self,
-        other: OuterBlock,
+        other: LinearBlock,
         v_weight: float,
         v_bias: float | None,
         total: Tensor,
@@ -184,8 +184,8 @@ class OuterBlock:
         weight = weight.reshape(-1, self.n_weights)  # (r, d_out·d_in)
         return torch.cat([weight, delta.sum(dim=(0, 1))], dim=1).T if self.has_bias else weight.T
 
-    def rows(self, start: int, stop: int) -> OuterBlock:
-        return OuterBlock(self.start, self.inputs[start:stop], self.deltas[start:stop], self.has_bias)
+    def rows(self, start: int, stop: int) -> LinearBlock:
+        return LinearBlock(self.start, self.inputs[start:stop], self.deltas[start:stop], self.has_bias)
 
     def dense(self) -> DenseBlock:
         deltas = self.deltas.double()
@@ -199,8 +199,8 @@ class OuterBlock:
     def tensors(self) -> dict[str, Tensor]:
         return {"inputs": self.inputs, "deltas": self.deltas}
 
-    def with_tensors(self, tensors: Mapping[str, Tensor]) -> OuterBlock:
-        return OuterBlock(self.start, tensors["inputs"], tensors["deltas"], self.has_bias)
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> LinearBlock:
+        return LinearBlock(self.start, tensors["inputs"], tensors["deltas"], self.has_bias)
 
     def _priors(self, prior: Tensor) -> tuple[float | None, float | None]:
         """(v of the weight, v of the bias) where each has one; None for a weight whose prior varies inside it."""

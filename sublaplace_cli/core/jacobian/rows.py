@@ -1,7 +1,7 @@
 """Where Jacobian rows come from: held in memory, read back from a store, or computed again.
 
 All three answer `load(start, stop, which)` with blocks; `by_block` says whether one block alone is as cheap as its
-share. `pattern` holds the same blocks for a few rows, to tell what there is without loading it. The outputs f
+share. `templates` holds the same blocks for a few rows, to tell what there is without loading it. The outputs f
 come with the rows, because the same pass gives both.
 """
 
@@ -33,7 +33,7 @@ class Jacobian(Protocol):
     @property
     def outputs(self) -> Tensor: ...  # f (N, C) float64
     @property
-    def pattern(self) -> Sequence[Block]: ...
+    def templates(self) -> Sequence[Block]: ...
     @property
     def by_block(self) -> bool: ...
     @property
@@ -64,7 +64,7 @@ class HeldJacobian:
     grain: int = field(default=1, init=False)
 
     @property
-    def pattern(self) -> Sequence[Block]:
+    def templates(self) -> Sequence[Block]:
         return self.blocks
 
     def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
@@ -96,19 +96,19 @@ class StoredJacobian:
 
     layout: Layout
     outputs: Tensor  # (N, C)
-    pattern: tuple[Block, ...]
+    templates: tuple[Block, ...]
     read: Callable[[int, int, int], Block]
     grain: int = 1
     announce: Callable[[int, int, int], None] | None = None  # to whom it is told what will be read next
     by_block: bool = field(default=True, init=False)
 
     def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
-        return [self.read(i, start, stop) for i in _chosen(which, self.pattern)]
+        return [self.read(i, start, stop) for i in _chosen(which, self.templates)]
 
     def expect(self, start: int, stop: int, which: Sequence[int] | None = None) -> None:
         """These will be loaded next."""
         if self.announce is not None:
-            for i in _chosen(which, self.pattern):
+            for i in _chosen(which, self.templates):
                 self.announce(i, start, stop)
 
 
@@ -132,11 +132,11 @@ class HoldingJacobian:
         return self.source.outputs
 
     @cached_property
-    def pattern(self) -> Sequence[Block]:
-        return tuple(self.form(block) for block in self.source.pattern)
+    def templates(self) -> Sequence[Block]:
+        return tuple(self.form(block) for block in self.source.templates)
 
     def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
-        chosen = _chosen(which, self.pattern)
+        chosen = _chosen(which, self.templates)
         missing = [i for i in chosen if i not in self.held]
         for group in [[i] for i in missing] if self.source.by_block else [missing] if missing else []:
             gathering, n_rows = Gathering(len(self.outputs)), len(self.outputs)
@@ -156,13 +156,13 @@ class RecomputedJacobian:
 
     layout: Layout
     outputs: Tensor  # (N, C)
-    pattern: tuple[Block, ...]
+    templates: tuple[Block, ...]
     compute: Callable[[int, int], list[Block]]
     grain: int
     by_block: bool = field(default=False, init=False)
 
     def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
-        chosen = _chosen(which, self.pattern)
+        chosen = _chosen(which, self.templates)
         parts = []
         for a, b in aligned(start, stop, self.grain, len(self.outputs)):
             blocks = self.compute(a, b)
@@ -187,8 +187,8 @@ class SomeRows:
         return self.source.outputs[list(self.rows)]
 
     @property
-    def pattern(self) -> Sequence[Block]:
-        return self.source.pattern
+    def templates(self) -> Sequence[Block]:
+        return self.source.templates
 
     @property
     def by_block(self) -> bool:
@@ -249,16 +249,16 @@ def row_tiles(
 
 def bytes_per_row(jacobian: Jacobian, which: Sequence[int] | None = None) -> int:
     """Bytes that one row takes while its blocks answer questions."""
-    return sum(jacobian.pattern[i].row_bytes for i in _chosen(which, jacobian.pattern))
+    return sum(jacobian.templates[i].row_bytes for i in _chosen(which, jacobian.templates))
 
 
 def block_groups(*jacobians: Jacobian) -> list[list[int]]:
     """Block by block where each can be read alone; else all at once, so that no pass is repeated."""
-    everything = list(range(len(jacobians[0].pattern)))
+    everything = list(range(len(jacobians[0].templates)))
     if all(jacobian.by_block for jacobian in jacobians):
         return [[i] for i in everything]
     return [everything]
 
 
-def _chosen(which: Sequence[int] | None, pattern: Sequence[Block]) -> Sequence[int]:
-    return range(len(pattern)) if which is None else which
+def _chosen(which: Sequence[int] | None, templates: Sequence[Block]) -> Sequence[int]:
+    return range(len(templates)) if which is None else which

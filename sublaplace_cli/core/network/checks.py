@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...errors import NumericsError, UserError
 from .forward import Inputs, first_non_finite, map_inputs, outputs
 
-ALONE = 4  # rows of the sample that are also run by themselves
+SINGLE_ROWS = 4  # rows of the sample that are also run by themselves
 
 
 def require_sound_network(model: nn.Module, sample: Inputs) -> Tensor:
@@ -22,7 +22,7 @@ def require_sound_network(model: nn.Module, sample: Inputs) -> Tensor:
         raise NumericsError(non_finite_outputs(model, f, sample))
     _require_agreement(f, again, "the same rows gave different outputs when read twice", _random_layers(model))
     finding = "a row's output depends on the other rows of its batch"
-    chosen = range(0, len(f), max(1, len(f) // ALONE))
+    chosen = range(0, len(f), max(1, len(f) // SINGLE_ROWS))
     _require_agreement(f[chosen], _one_by_one(model, sample, chosen), finding, _batch_layers(model))
     return f
 

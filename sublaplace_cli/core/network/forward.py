@@ -32,7 +32,7 @@ def row_count(inputs: Inputs) -> int:
     return len(inputs[0]) if isinstance(inputs, tuple) else len(inputs)
 
 
-def spread_rows(inputs: Inputs, count: int) -> Inputs:
+def evenly_spaced(inputs: Inputs, count: int) -> Inputs:
     """About this many of the rows, evenly spread."""
     step = max(1, row_count(inputs) // count)
     return map_inputs(lambda t: t[::step][:count], inputs)

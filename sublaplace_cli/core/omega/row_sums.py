@@ -1,6 +1,6 @@
 """The loops over the rows of a Jacobian: each is a sum over tiles of rows or over blocks, within a memory budget.
 
-Where a team shares the rows, each member adds up its own, and the leader gets the sum (`together`). A Gram matrix is
+Where a team shares the rows, each member adds up its own, and the leader gets the sum (`collective`). A Gram matrix is
 the one that needs rows of two members at a time: it is computed in strips of rows, each by one member.
 """
 
@@ -17,84 +17,84 @@ from torch import Tensor
 from ..jacobian.blocks import STRIP, Block, Strips, add_upper
 from ..jacobian.conv import ConvBlock
 from ..jacobian.rows import TILE_SHARE, Jacobian, block_groups, loaded, row_tiles
-from ..jacobian.sharded import SharedJacobian, own_part, team_of
+from ..jacobian.sharded import ShardedJacobian, local_part, workers_of
 from ..linalg import mirrored
 from ..progress import Watch, unwatched
-from ..workers import LEADER, dealt_to, together
+from ..workers import LEADER, collective, owner_of_strip
 
 ENOUGH_STRIPS, WIDEST_STRIP = 32, 512  # of a Gram matrix with many rows
 GRAM_TILE_BYTES = 2**30  # a Gram reads every tile once for each tile of the other side: the larger, the fewer times
 WEIGHED_ROWS = 1024  # rows of a matrix that are weighed at a time
 
 
-@together
+@collective
 def squared_gradients(jacobian: Jacobian, root: Tensor | None, memory: int) -> Tensor:
     """Σₙ diag(Jₙᵀ Hₙ Jₙ) over all rows (p,); unweighted where `root` is None."""
     total = torch.zeros(jacobian.layout.size, dtype=torch.float64, device=jacobian.outputs.device)
-    own, rows = own_part(jacobian)
+    own, rows = local_part(jacobian)
     W = None if root is None else root[rows]
     for a, b, blocks in loaded(own, row_tiles(own, memory)):
         for block in blocks:
             total[block.span] += block.squares(None if W is None else W[a:b])
-    return team_of(jacobian).total(total)
+    return workers_of(jacobian).sum_to_leader(total)
 
 
-@together
+@collective
 def pull(jacobian: Jacobian, u: Tensor, memory: int) -> Tensor:
     """Jᵀu for coefficients u of the unweighted rows (M·C, r) → (p, r)."""
     C = jacobian.outputs.shape[1]
     total = torch.zeros(jacobian.layout.size, u.shape[1], dtype=torch.float64, device=u.device)
-    own, rows = own_part(jacobian)
+    own, rows = local_part(jacobian)
     mine = u.reshape(-1, C, u.shape[1])[rows].flatten(0, 1)
     for a, b, blocks in loaded(own, row_tiles(own, memory)):
         for block in blocks:
             total[block.span] += block.pull(mine[a * C : b * C])
-    return team_of(jacobian).total(total)
+    return workers_of(jacobian).sum_to_leader(total)
 
 
-@together
+@collective
 def row_norms(jacobian: Jacobian, prior: Tensor, memory: int) -> Tensor:
     """Squared norms of the rows in the metric V⁻¹ (M·C,)."""
     M, C = jacobian.outputs.shape
-    own, rows = own_part(jacobian)
+    own, rows = local_part(jacobian)
     norms = torch.zeros(len(own.outputs), C, dtype=torch.float64, device=jacobian.outputs.device)
     for a, b, blocks in loaded(own, row_tiles(own, memory)):
         for block in blocks:
             norms[a:b] += block.norms(prior[block.span]).reshape(-1, C)
     whole = norms.new_zeros(M, C)
     whole[rows] = norms
-    return team_of(jacobian).total(whole).flatten()
+    return workers_of(jacobian).sum_to_leader(whole).flatten()
 
 
 def column_chunks(jacobian: Jacobian, S: Tensor, memory: int) -> Iterator[tuple[int, Tensor]]:
     """(first row, J[rows, S]ᵀ) in the order of S (k, m·C), reading only the blocks that hold some of S."""
     C = jacobian.outputs.shape[1]
-    places = _Places.of(jacobian.pattern, S)
+    places = _Places.of(jacobian.templates, S)
     tiles = row_tiles(jacobian, memory, places.blocks, extra=16 * C * len(S))
-    if isinstance(jacobian, SharedJacobian):
+    if isinstance(jacobian, ShardedJacobian):
         yield from ((a, columns_between(jacobian, S, a, b)) for a, b in tiles)
     else:
         for a, b, blocks in loaded(jacobian, tiles, places.blocks):
             yield a, places.put_together(blocks, (b - a) * C)
 
 
-@together
-def columns_between(jacobian: SharedJacobian, S: Tensor, start: int, stop: int) -> Tensor:
+@collective
+def columns_between(jacobian: ShardedJacobian, S: Tensor, start: int, stop: int) -> Tensor:
     """J[start:stop, S]ᵀ (k, m·C) of a team's rows: each member puts its own together and brings them to the leader."""
-    team, C = jacobian.team, jacobian.outputs.shape[1]
-    places = _Places.of(jacobian.pattern, S)
-    leads = team.rank == LEADER
+    workers, C = jacobian.workers, jacobian.outputs.shape[1]
+    places = _Places.of(jacobian.templates, S)
+    leads = workers.rank == LEADER
     whole = S.new_empty(len(S), (stop - start) if leads else 0, C, dtype=torch.float64)
-    parts = {member: jacobian.held_by(member, start, stop) for member in range(team.size)}
+    parts = {member: jacobian.held_by(member, start, stop) for member in range(workers.size)}
     own = whole[:, :0]
-    if len(parts[team.rank]):
+    if len(parts[workers.rank]):
         first = jacobian.place_of(start)
-        blocks = jacobian.own.load(first, first + len(parts[team.rank]), places.blocks)
-        own = places.put_together(blocks, len(parts[team.rank]) * C).reshape(len(S), -1, C)
+        blocks = jacobian.own.load(first, first + len(parts[workers.rank]), places.blocks)
+        own = places.put_together(blocks, len(parts[workers.rank]) * C).reshape(len(S), -1, C)
     for member, rows in parts.items():
-        if len(rows) and team.rank in (member, LEADER):
-            part = own if member == team.rank else whole.new_empty(len(S), len(rows), C)
-            team.bring(part, member)
+        if len(rows) and workers.rank in (member, LEADER):
+            part = own if member == workers.rank else whole.new_empty(len(S), len(rows), C)
+            workers.send_to_leader(part, member)
             if leads:
                 whole.index_copy_(1, (rows - start).to(whole.device), part)
     return whole.flatten(1)
@@ -106,19 +106,19 @@ def columns_of_blocks(blocks: Sequence[Block], S: Tensor, n_rows: int) -> Tensor
     return places.put_together([blocks[i] for i in places.blocks], n_rows)
 
 
-@together
+@collective
 def column_products(
     jacobian: Jacobian, root: Tensor | None, scale: Tensor, S: Tensor, memory: int, *, watch: Watch = unwatched
 ) -> Tensor:
     """Σ over the rows of A′ᵀA′ at S (k, k), on and above the diagonal, with A′ = WᵀJ·scale."""
-    own, rows = own_part(jacobian)
+    own, rows = local_part(jacobian)
     W = None if root is None else root[rows]
     B = torch.zeros(len(S), len(S), dtype=torch.float64, device=S.device)
     with watch(f"products of {len(S)} parameters' gradients: training rows", len(own.outputs)) as progress:
         for start, J_S in column_chunks(own, S, memory):
             add_upper(B, weighted_columns(J_S, scale, W, start))
             progress.advance(J_S.shape[1] // own.outputs.shape[1])
-    return team_of(jacobian).total(B)
+    return workers_of(jacobian).sum_to_leader(B)
 
 
 def weighted_columns(J_S: Tensor, scale: Tensor, root: Tensor | None, start: int) -> Tensor:
@@ -180,21 +180,21 @@ def strip_width(n_rows: int, C: int) -> int:
     """Rows of a Jacobian whose part of a Gram matrix is computed in one go, by one member.
 
     Products are quicker for wide strips, but there must be enough of them to be dealt out; they depend on nothing but
-    the number of rows, so that the products, and with them their rounding, are the same for any team.
+    the number of rows, so that the products, and with them their rounding, are the same for any workers.
     """
     return max(1, min(max(STRIP, n_rows * C // ENOUGH_STRIPS), WIDEST_STRIP) // C)
 
 
-@together
+@collective
 def gram_strips(
     left: Jacobian, right: Jacobian, prior: Tensor, memory: int, same: bool, single: bool, *, watch: Watch = unwatched
 ) -> Tensor:
     """The strips of `gram`, brought together on the leader; of one Jacobian with itself on and above the diagonal."""
-    team, C = team_of(left), left.outputs.shape[1]
+    workers, C = workers_of(left), left.outputs.shape[1]
     n_rows, n_columns = len(left.outputs), len(right.outputs)
     grid = strip_width(n_rows, C)
-    dealt = [(a, min(a + grid, n_rows), dealt_to(i, team.size)) for i, a in enumerate(range(0, n_rows, grid))]
-    mine = [(a, b) for a, b, member in dealt if member == team.rank]
+    dealt = [(a, min(a + grid, n_rows), owner_of_strip(i, workers.size)) for i, a in enumerate(range(0, n_rows, grid))]
+    mine = [(a, b) for a, b, member in dealt if member == workers.rank]
     # Only this member's strips are ever filled: of the CPU's memory no more than these is taken.
     K = torch.empty(n_rows * C, n_columns * C, dtype=torch.float64, device=left.outputs.device)
     for a, b in mine:
@@ -218,10 +218,10 @@ def gram_strips(
                     _add_tile(K[a * C : b * C, c * C : d * C], A, B, prior, strips, single)
                 progress.advance(1)
     for a, b, member in dealt:
-        if member != LEADER and team.rank in (member, LEADER):
+        if member != LEADER and workers.rank in (member, LEADER):
             strip = K[a * C : b * C, a * C if same else 0 :]
-            part = strip.contiguous() if team.rank == member else torch.empty_like(strip)
-            team.bring(part, member)
+            part = strip.contiguous() if workers.rank == member else torch.empty_like(strip)
+            workers.send_to_leader(part, member)
             strip.copy_(part)
     return K
 
@@ -238,7 +238,7 @@ def _ready(block: Block) -> Block:
     return block.dense() if isinstance(block, ConvBlock) else block
 
 
-@together
+@collective
 def residual_norms(
     jacobian: Jacobian, root: Tensor, prior: Tensor, other: Jacobian, chosen: Tensor, w: Tensor, memory: int
 ) -> Tensor:
@@ -246,32 +246,32 @@ def residual_norms(
     u = weigh_rows(w, root)  # Aᵀw = Jᵀ(Ww)
     totals = torch.zeros(len(chosen), dtype=torch.float64, device=w.device)
     for group in block_groups(jacobian, other):
-        width = sum(jacobian.pattern[i].width for i in group)
+        width = sum(jacobian.templates[i].width for i in group)
         step = max(1, memory // TILE_SHARE // (8 * width))
         for left in range(0, len(chosen), step):
             part = slice(left, left + step)
             totals[part] += _group_residual(jacobian, prior, other, chosen[part], u[:, part], group, memory)
-    return team_of(jacobian).total(totals)
+    return workers_of(jacobian).sum_to_leader(totals)
 
 
 def _group_residual(
     jacobian: Jacobian, prior: Tensor, other: Jacobian, chosen: Tensor, u: Tensor, group: list[int], memory: int
 ) -> Tensor:
-    C, team = jacobian.outputs.shape[1], team_of(jacobian)
-    own, rows = own_part(jacobian)
+    C, workers = jacobian.outputs.shape[1], workers_of(jacobian)
+    own, rows = local_part(jacobian)
     mine = u.reshape(-1, C, u.shape[1])[rows].flatten(0, 1)
-    pulled = [torch.zeros(jacobian.pattern[i].width, u.shape[1], dtype=torch.float64, device=u.device) for i in group]
+    pulled = [torch.zeros(jacobian.templates[i].width, u.shape[1], dtype=torch.float64, device=u.device) for i in group]
     for a, b, blocks in loaded(own, row_tiles(own, memory, group), group):
         for total, block in zip(pulled, blocks, strict=True):
             total += block.pull(mine[a * C : b * C])
     for total in pulled:
-        team.total(total)
-        team.spread(total, LEADER)
+        workers.sum_to_leader(total)
+        workers.broadcast(total, LEADER)
     result = torch.zeros(len(chosen), dtype=torch.float64, device=u.device)
-    theirs, _ = own_part(other)
+    theirs, _ = local_part(other)
     for column, row in enumerate((chosen // C).tolist()):
-        place = other.place_of(row) if isinstance(other, SharedJacobian) else row
-        if isinstance(other, SharedJacobian) and not other.holds(row):
+        place = other.place_of(row) if isinstance(other, ShardedJacobian) else row
+        if isinstance(other, ShardedJacobian) and not other.holds(row):
             continue
         for total, block in zip(pulled, theirs.load(place, place + 1, group), strict=True):
             residual = block.dense().flat[int(chosen[column]) % C].double() - total[:, column]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from .cli import signals
+from . import signals
 
 
 def main() -> None:

@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .. import __version__
+from .. import __version__, signals
 from ..catalog import FORMATS, PICTURES, SUFFIXES, load
 from ..distributed import process_group as parallel
 from ..distributed import ranks
 from ..errors import SublaplaceError
 from ..steps.request import check_usage
 from ..steps.settings import Settings
-from . import signals
 from .console import Console, print_result, print_table
 from .options import COMMANDS, OPTIONS
 

@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from .. import signals
 from ..errors import RunError, SublaplaceError
-from . import signals
 
 VALUE = "value"  # heading of a column that holds words as well as numbers
 WORDS = ("checkpoint", "method", VALUE)  # headings of columns that are read from the left

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ..cli import signals
+from .. import signals
 from ..errors import RunError, SublaplaceError, UserError
 from .heartbeat import KEPT, Heartbeat, Loss
 from .ranks import LEADER, Place

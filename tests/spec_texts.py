@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sublaplace_cli.files.spec.spec import LoadedSpec, SpecError, load_spec
+from sublaplace_cli.files.spec.loading import LoadedSpec, SpecError, load_spec
 
 # the spec that each case changes
 MINIMAL = """\

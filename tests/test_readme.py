@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from sublaplace_cli import catalog
 from sublaplace_cli.cli.options import COMMANDS
 from sublaplace_cli.files.spec import models as spec_models
-from sublaplace_cli.files.spec.spec import load_spec
+from sublaplace_cli.files.spec.loading import load_spec
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -201,7 +201,7 @@ def _with_environment(settings: Settings) -> Settings:
 
 
 def _check_spec(settings: Settings) -> None:
-    from ..files.spec.spec import find_spec, load_spec
+    from ..files.spec.loading import find_spec, load_spec
 
     load_spec(settings.spec if settings.spec is not None else find_spec(Path.cwd()))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from spec_texts import changed, problems, with_data, with_top
 
-from sublaplace_cli.files.spec.spec import load_spec
+from sublaplace_cli.files.spec.loading import load_spec
 
 REQUIRED = "this key is required, but missing"
 CHANGED = [

@@ -12,7 +12,7 @@ from spec_texts import MINIMAL, changed, load, with_data
 
 from sublaplace_cli.errors import UserError
 from sublaplace_cli.files.spec.models import MeanStd, NoiseFrom, Normalise, Permute, Scale, Spec
-from sublaplace_cli.files.spec.spec import find_spec
+from sublaplace_cli.files.spec.loading import find_spec
 
 # the example of the contract, without what is not built yet
 FULL = """\
@@ -245,13 +245,13 @@ def test_a_wrong_spec_is_answered_at_once_and_without_torch(tmp_path: Path) -> N
     (tmp_path / "bad.yaml").write_text(changed("csv\n", "cvs\n"))
     script = (
         "import sys, pathlib\n"
-        "from sublaplace_cli.files.spec.spec import load_spec, SpecError\n"
+        "from sublaplace_cli.files.spec.loading import load_spec, SpecError\n"
         "try: load_spec(pathlib.Path(sys.argv[1]))\n"
         "except SpecError: pass\n"
         "else: sys.exit('no error')\n"
         "sys.exit(', '.join({'torch', 'numpy'} & set(sys.modules)) or 0)\n"
     )
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     before = os.times()
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "bad.yaml")],

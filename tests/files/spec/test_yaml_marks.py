@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from spec_texts import MINIMAL, changed, load, problems, with_data, with_top
 
 from sublaplace_cli.errors import UserError
-from sublaplace_cli.files.spec.spec import SpecError, load_spec
+from sublaplace_cli.files.spec.loading import SpecError, load_spec
 
 YAML_PROBLEMS = [
     ("", "1:1: the file is empty"),

@@ -16,7 +16,7 @@ from torch import nn
 from sublaplace_cli.architectures.cifar_resnet import cifar_resnet
 from sublaplace_cli.architectures.mlp import mlp
 from sublaplace_cli.errors import UserError
-from sublaplace_cli.files.networks.networks import Network, load_network
+from sublaplace_cli.files.networks.loading import Network, load_network
 
 MLP = {"in": 3, "hidden": [4], "out": 2}
 

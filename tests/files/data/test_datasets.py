@@ -532,8 +532,8 @@ BOMB_CHECK = """
 import resource, sys
 from pathlib import Path
 from sublaplace_cli.errors import UserError
-from sublaplace_cli.files.arrays import read_npz
-from sublaplace_cli.files.sources import Request
+from sublaplace_cli.files.data.arrays import read_npz
+from sublaplace_cli.files.data.sources import Request
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     read_npz(Request(Path(sys.argv[1]), None, None, None, 2**40))

@@ -1,0 +1,84 @@
+"""Every metric of a result row: name, definition, direction, where it is shown.
+
+To add one: write its function in `core/metrics.py` and add one entry here. JSON, tables, the gate, baselines, means
+over runs and the HTML report pick it up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+METRIC_VERSION = 1  # raise it when a definition changes: older baselines are then not compared
+NOMINAL = 0.95  # the coverage that "nominal" metrics should have
+
+
+@dataclass(frozen=True)
+class MetricColumn:
+    """A column of the table for people."""
+
+    dropped: int | None = None  # on a narrow terminal, columns with small numbers go first; None stays
+    hidden_at: float | None = None  # shown only if some row has another value
+    with_error: bool = False  # the standard error has its own column, the first to be dropped
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric. σ is the epistemic standard deviation of a method, σ₀² the noise variance."""
+
+    name: str
+    entry: str  # "module:function" that computes it, never imported here
+    better: Literal["lower", "higher", "nominal"] | None
+    definition: str
+    per_row: bool = False  # a mean over rows, with a standard error NAME_se
+    column: MetricColumn | None = None  # None: only in JSON, JSON lines, CSV and TSV
+    needs: Literal["oracle", "bracket"] | None = None  # "bracket": in a row only where the full posterior is bounded
+    axis: str | None = None  # its axis label in the curves over k
+
+
+def _metric(name: str, better: Any, definition: str, column: MetricColumn | None = None, **more: Any) -> Metric:
+    return Metric(name, f"sublaplace_cli.core.metrics:{name}", better, definition, column=column, **more)
+
+
+# In the order of the table for people; a JSON row has those that need a bracket last.
+_TABLE = (
+    _metric("rescale", None, "factor c of the rescaled variance (1: as it is)", MetricColumn(11, hidden_at=1.0)),
+    _metric("remainder", None, "factor b of the variance outside the sub-network", MetricColumn(9, hidden_at=0.0)),
+    _metric("mean_std", None, "mean σ over the test rows", MetricColumn(5)),
+    _metric("w2", "lower", "mean |σ_full − σ| over the test rows", MetricColumn(7, with_error=True), per_row=True,
+            axis="W2 to the full posterior: mean |σ_full − σ|"),
+    _metric("w2_low", "lower", "least w2 that the bounds of the full posterior allow", MetricColumn(), needs="bracket"),
+    _metric("w2_high", "lower", "largest w2 that they allow", MetricColumn(), needs="bracket"),
+    _metric("w2_relative", "lower", "w2 as a share of mean σ_full", MetricColumn()),
+    _metric("w2_total", "lower", "mean |√(σ_full² + σ₀²) − √(σ² + σ₀²)| over the test rows"),
+    _metric("coverage95", "nominal", "share of the oracle's outputs within 1.96 σ", MetricColumn(13), per_row=True,
+            needs="oracle", axis="coverage of the oracle by 95 % intervals"),
+    _metric("coverage95_total", "nominal", "share of the targets within 1.96 √(σ² + σ₀²)", MetricColumn(6),
+            per_row=True, axis="coverage of the targets by 95 % intervals"),
+    _metric("ipv", None, "mean weighted variance over the training rows"),
+    _metric("discrepancy", "lower", "ipv of the full network minus ipv"),
+    _metric("retained", "higher", "ipv as a share of that of the full network", MetricColumn(10)),
+    _metric("nll", "lower", "mean negative log-likelihood of the targets", MetricColumn(14), per_row=True,
+            axis="negative log-likelihood"),
+    _metric("rmse", "lower", "root mean squared error of the predicted mean", MetricColumn(3)),
+    _metric("crps", "lower", "mean continuous ranked probability score", MetricColumn(2), per_row=True),
+    _metric("accuracy", "higher", "share of the rows whose most probable class is right", MetricColumn(12),
+            per_row=True),
+    _metric("ece", "lower", "calibration error of the most probable class, in 15 bins", MetricColumn(8)),
+    _metric("brier", "lower", "mean squared error of the class probabilities", MetricColumn(4), per_row=True),
+)  # fmt: skip
+METRICS = {metric.name: metric for metric in _TABLE}
+# Keys of a JSON row between `k` and the remaining standard errors.
+ROW_KEYS = tuple(
+    key
+    for last in (False, True)
+    for metric in _TABLE
+    if (metric.needs == "bracket") is last
+    for key in (metric.name, *([f"{metric.name}_se"] if metric.column and metric.column.with_error else ()))
+)
+_LISTED_FIRST = (
+    *("w2", "w2_relative", "w2_total", "w2_low", "w2_high", "discrepancy", "nll", "rmse", "crps", "ece", "brier"),
+    *("accuracy", "retained", "coverage95", "coverage95_total", "mean_std", "ipv", "rescale", "remainder"),
+)
+# The order in means over runs and in comparisons with a baseline: those with a direction first.
+LISTED = (*_LISTED_FIRST, *(name for name in METRICS if name not in _LISTED_FIRST))

@@ -1,0 +1,198 @@
+"""The result of a command as frozen records; `as_dict` gives the JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .metric_table import ROW_KEYS
+
+if TYPE_CHECKING:
+    from .gate import Gate
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """The metrics of one method at one k; in a sweep also those of one run, or the mean over the runs."""
+
+    method: str
+    k: int | None
+    values: Mapping[str, float | None]  # metrics and their standard errors NAME_se
+    why: Mapping[str, str] = field(default_factory=dict)  # reasons for values that are None
+    checkpoint: str | None = None  # of a run of a sweep
+    seed: int | None = None
+    n: int | None = None  # of a mean: the number of runs
+    ks: tuple[int | None, ...] | None = None  # of a mean over runs that differ in k
+
+    def value(self, metric: str) -> float | None:
+        """The metric, None where it is not known."""
+        return self.values.get(metric)
+
+    def error(self, metric: str) -> float | None:
+        """Its standard error, None where it is not known."""
+        return self.values.get(f"{metric}_se")
+
+    @property
+    def name(self) -> str:
+        """“gradient (k = 200)”, in a sweep with checkpoint and seed."""
+        method = self.method if self.k is None else f"{self.method} (k = {self.k})"
+        seed = f", seed {self.seed}" if self.seed else ""
+        return method if self.checkpoint is None else f"{self.checkpoint}{seed}: {method}"
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """Checkpoint and seed of a run of a sweep; else empty."""
+        return {} if self.checkpoint is None else {"checkpoint": self.checkpoint, "seed": self.seed}
+
+    def as_dict(self) -> dict[str, Any]:
+        """The row as JSON: metrics in the order of the table, then the other standard errors by name."""
+        label = {**self.run, "method": self.method, "k": self.k}
+        if self.n is not None:
+            ks = {} if self.ks is None else {"ks": list(self.ks)}
+            return {**label, "n": self.n, **ks, **self.values, "why": dict(self.why)}
+        others = sorted(set(self.values).difference(ROW_KEYS))
+        values = {key: self.values[key] for key in (*ROW_KEYS, *others) if key in self.values}
+        return {**label, **values, "why": dict(sorted(self.why.items()))}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What was evaluated. In a sweep, what differs between the runs is None."""
+
+    task: str
+    n_train: int
+    n_test: int
+    n_params: int
+    n_outputs: int
+    noise_variance: float | None
+    prior_precision: Any  # a number, or numbers by glob
+    device: str
+    workers: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of `evaluate` on one network."""
+
+    setup: Setup
+    provenance: Mapping[str, Any]
+    full: Row | None
+    rows: tuple[Row, ...]
+    gate: Gate | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)  # "tuned" and "bracket", where there are any
+    artifacts: Mapping[str, str] = field(default_factory=dict)
+    seconds: Mapping[str, float] | None = None  # None: not part of the JSON
+
+    @property
+    def compared_rows(self) -> tuple[Row, ...]:
+        """Rows that a baseline is compared with."""
+        return self.rows
+
+    @property
+    def bracket(self) -> Any:
+        """How the bounds of the full posterior were computed, None without them."""
+        return self.details.get("bracket")
+
+    def reproducible(self) -> Result:
+        """The part that is the same for the same inputs: no times, no folders."""
+        names = {stem: Path(path).name for stem, path in self.artifacts.items()}
+        return replace(self, artifacts=names, seconds=None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as JSON."""
+        return {
+            "schema": SCHEMA,
+            **vars(self.setup),
+            "provenance": dict(self.provenance),
+            "full": None if self.full is None else self.full.as_dict(),
+            "rows": [row.as_dict() for row in self.rows],
+            "gate": None if self.gate is None else self.gate.as_dict(),
+            **self.details,
+            "artifacts": dict(self.artifacts),
+            **({} if self.seconds is None else {"seconds": dict(self.seconds)}),
+        }
+
+
+@dataclass(frozen=True)
+class SweepMember:
+    """One run of a sweep."""
+
+    checkpoint: str
+    seed: int
+    result: Result
+
+    def as_dict(self) -> dict[str, Any]:
+        """The part of the run that is its own."""
+        result = self.result
+        return {
+            "checkpoint": self.checkpoint,
+            "seed": self.seed,
+            "weights_sha256": result.provenance["weights_sha256"],
+            "fingerprint": result.provenance["fingerprint"],
+            "noise_variance": result.setup.noise_variance,
+            "prior_precision": result.setup.prior_precision,
+            "full": None if result.full is None else result.full.as_dict(),
+            **result.details,
+            "artifacts": dict(result.artifacts),
+        }
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """The result of `evaluate` over several checkpoints or seeds."""
+
+    setup: Setup
+    provenance: Mapping[str, Any]
+    full: Row | None  # the mean over the runs
+    rows: tuple[Row, ...]  # of all runs
+    mean: tuple[Row, ...]
+    members: tuple[SweepMember, ...]
+    gate: Gate | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def compared_rows(self) -> tuple[Row, ...]:
+        """Rows that a baseline is compared with: the means."""
+        return self.mean
+
+    @property
+    def bracket(self) -> Sequence[Any]:
+        """How the bounds of the full posterior were computed, per run."""
+        return [member.result.bracket for member in self.members]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as JSON."""
+        return {
+            "schema": SCHEMA,
+            **vars(self.setup),
+            "provenance": dict(self.provenance),
+            "full": None if self.full is None else self.full.as_dict(),
+            "rows": [row.as_dict() for row in self.rows],
+            "mean": [row.as_dict() for row in self.mean],
+            "checkpoints": [member.as_dict() for member in self.members],
+            "gate": None if self.gate is None else self.gate.as_dict(),
+            "artifacts": {},
+            "seconds": dict(self.seconds),
+        }
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The flat answer of `jacobians`, `select`, `fit` and of a dry run: names and values."""
+
+    values: Mapping[str, Any]
+
+    @property
+    def gate(self) -> None:
+        """Nothing is judged."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The answer as JSON."""
+        return dict(self.values)
+
+
+Answer = Result | SweepResult | Listing

@@ -30,9 +30,10 @@ from sublaplace_cli.core.network.layout import Layout
 from sublaplace_cli.core.omega.precision import Precision
 from sublaplace_cli.core.posterior.fitting import fit_subnet
 from sublaplace_cli.core.selectors import SelectionProblem
-from sublaplace_cli.core.selectors.baselines import last_k, subnet_diagonal
 from sublaplace_cli.core.selectors.gradient import gradient
 from sublaplace_cli.core.selectors.greedy import greedy
+from sublaplace_cli.core.selectors.last_k import last_k
+from sublaplace_cli.core.selectors.subnet_diagonal import subnet_diagonal
 from sublaplace_cli.core.selectors.variance import variance
 
 NAME = "theory"

@@ -23,16 +23,18 @@ from torch import Tensor, nn
 
 from sublaplace_cli.architectures.mlp import mlp
 from sublaplace_cli.core.jacobian.capture import Capture, prepare_capture
-from sublaplace_cli.core.jacobian.rows import Gathering, HeldJacobian
+from sublaplace_cli.core.jacobian.rows import BlockBuffer, HeldJacobian
 from sublaplace_cli.core.likelihoods import regression
 from sublaplace_cli.core.network.layout import Layout
 from sublaplace_cli.core.omega.precision import Precision
 from sublaplace_cli.core.posterior.fitting import fit_subnet
 from sublaplace_cli.core.posterior.posterior import subnet_variance
 from sublaplace_cli.core.selectors import Selection, SelectionProblem
-from sublaplace_cli.core.selectors.baselines import last_k, neural_linear, subnet_diagonal
 from sublaplace_cli.core.selectors.gradient import gradient
 from sublaplace_cli.core.selectors.greedy import greedy
+from sublaplace_cli.core.selectors.last_k import last_k
+from sublaplace_cli.core.selectors.neural_linear import neural_linear
+from sublaplace_cli.core.selectors.subnet_diagonal import subnet_diagonal
 
 NAME = "wheel"
 ARMS, HIGH, LOW, NOISE = 5, 50.0, 1.0, 0.01
@@ -190,7 +192,7 @@ class Agent:
     def _jacobian(self, rows: Tensor) -> HeldJacobian:
         if self.capture is None:
             self.capture = prepare_capture(self.model, Layout.of(self.model), rows[:8], MEMORY)
-        step, f, held = self.capture.rows_per_pass, [], Gathering(len(rows))
+        step, f, held = self.capture.rows_per_pass, [], BlockBuffer(len(rows))
         for a in range(0, len(rows), step):
             made = self.capture(rows[a : a + step])
             f.append(made.f)

@@ -14,22 +14,22 @@ class Progress(Protocol):
     def __exit__(self, *exc: object) -> None: ...
 
 
-Watch = Callable[[str, int], Progress]  # (label, total) → progress
+ProgressFactory = Callable[[str, int], Progress]  # (label, total) → progress
 
 
-class Unwatched:
+class NoProgress:
     """Progress that nobody looks at."""
 
     def advance(self, amount: int) -> None:
         pass
 
-    def __enter__(self) -> Unwatched:
+    def __enter__(self) -> NoProgress:
         return self
 
     def __exit__(self, *exc: object) -> None:
         pass
 
 
-def unwatched(_label: str, _total: int) -> Progress:
+def no_progress(_label: str, _total: int) -> Progress:
     """The default of everything that reports progress."""
-    return Unwatched()
+    return NoProgress()

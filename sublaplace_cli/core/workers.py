@@ -1,8 +1,8 @@
-"""A team shares the rows of a Jacobian: each member holds some, one of them leads.
+"""Several workers hold the rows of a Jacobian: each holds some of them, and one worker leads.
 
-The leader runs the program; the others wait for its questions and answer them. A question is one of the functions
-marked `@collective`: every member runs it with the same arguments on the rows that it holds, and the leader gets the
-whole answer. Nothing that a member decides depends on its own numbers, so that all of them take the same way.
+The leader runs the program; the others wait for its calls. A collective call runs a function marked `@collective` on
+every worker, with the same arguments, on the rows that the worker holds; the leader gets the complete result. No worker
+decides anything from its own numbers, so that all of them follow the same control flow.
 """
 
 from __future__ import annotations
@@ -14,75 +14,75 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor
 
 LEADER = 0
-Answer = TypeVar("Answer")
-Find = Callable[[str, Sequence[int] | None], Any]  # (name, some of its rows) → a Jacobian
+Returned = TypeVar("Returned")
+FindJacobian = Callable[[str, Sequence[int] | None], Any]  # (name, some of its rows) → a Jacobian
 
 
 class WorkerGroup(Protocol):
-    """What the members do together; all of them call each of these at the same time and in the same order."""
+    """Communication between workers; all of them make these calls at the same time and in the same order."""
 
     @property
     def size(self) -> int: ...
     @property
     def rank(self) -> int: ...
 
-    busy: bool  # with a question: what is asked inside of it needs no question of its own
+    busy: bool  # inside a collective call: calls nested in it run directly
 
-    def call_on_all(self, question: str, arguments: Sequence[Any]) -> None:
-        """On the leader: let the others run this question with these arguments. Nothing on the others."""
+    def call_on_all(self, function: str, arguments: Sequence[Any]) -> None:
+        """On the leader: make the others run this collective function with these arguments. No effect elsewhere."""
         ...
 
     def sum_to_leader(self, values: Tensor) -> Tensor:
-        """The sum over all members, in place; right on the leader only."""
+        """The sum over all workers, in place; valid on the leader only."""
         ...
 
-    def broadcast(self, values: Tensor, holder: int) -> None:
-        """The values of one member to all the others, in place."""
+    def broadcast(self, values: Tensor, owner: int) -> None:
+        """Copy the values of one worker to all others, in place."""
         ...
 
-    def send_to_leader(self, values: Tensor, holder: int) -> None:
-        """The values of one member to the leader, in place."""
+    def send_to_leader(self, values: Tensor, owner: int) -> None:
+        """Copy the values of one worker to the leader, in place."""
         ...
 
     def exchange(self, own: Any) -> list[Any]:
-        """What every member says (anything that JSON can say), by rank."""
+        """The values of all workers by rank; each is anything that JSON can hold."""
         ...
 
     @property
     def workers_on_device(self) -> int:
-        """Members that share the memory of this one's device, itself among them."""
+        """Workers that use the memory of this worker's device, this one included."""
         ...
 
-    def calls(self, find: Find) -> Iterator[tuple[str, list[Any]]]:
-        """On all but the leader: what it asks, until it says goodbye."""
+    def calls(self, find: FindJacobian) -> Iterator[tuple[str, list[Any]]]:
+        """On all but the leader: its collective calls, until it ends them."""
         ...
 
     def end_calls(self) -> None:
-        """On the leader: no more questions for now."""
+        """On the leader: there are no more collective calls for now."""
         ...
 
 
 class SingleWorker:
-    """A team of one."""
+    """One worker that holds all rows."""
 
     size, rank, busy, workers_on_device = 1, LEADER, True, 1
 
-    def call_on_all(self, question: str, arguments: Sequence[Any]) -> None:
+    def call_on_all(self, function: str, arguments: Sequence[Any]) -> None:
         pass
 
     def sum_to_leader(self, values: Tensor) -> Tensor:
         return values
 
-    def broadcast(self, values: Tensor, holder: int) -> None:
+    def broadcast(self, values: Tensor, owner: int) -> None:
         pass
 
-    def send_to_leader(self, values: Tensor, holder: int) -> None:
+    def send_to_leader(self, values: Tensor, owner: int) -> None:
         pass
 
     def exchange(self, own: Any) -> list[Any]:
         return [own]
 
-    def calls(self, find: Find) -> Iterator[tuple[str, list[Any]]]:
+    def calls(self, find: FindJacobian) -> Iterator[tuple[str, list[Any]]]:
         yield from ()
 
     def end_calls(self) -> None:
@@ -90,25 +90,25 @@ class SingleWorker:
 
 
 SINGLE_WORKER = SingleWorker()
-COLLECTIVES: dict[str, Callable[..., Any]] = {}  # by name: what a member runs
+COLLECTIVES: dict[str, Callable[..., Any]] = {}  # the functions that a collective call can run, by name
 
 
-def collective(question: Callable[..., Answer]) -> Callable[..., Answer]:
-    """A function over Jacobians that, where a team shares their rows, all its members run at the same time.
+def collective(function: Callable[..., Returned]) -> Callable[..., Returned]:
+    """A function over Jacobians that runs on all workers at the same time where several hold the rows.
 
-    Its arguments are Jacobians, tensors, numbers and None; what only the leader needs is a keyword argument.
+    Its positional arguments are Jacobians, tensors, numbers and None; keyword arguments stay on the leader.
     """
-    COLLECTIVES[question.__name__] = question
+    COLLECTIVES[function.__name__] = function
 
-    @wraps(question)
-    def run(*arguments: Any, **of_the_leader: Any) -> Answer:
-        workers: WorkerGroup = next((q.workers for q in arguments if hasattr(q, "workers")), SINGLE_WORKER)
+    @wraps(function)
+    def run(*arguments: Any, **leader_only: Any) -> Returned:
+        workers: WorkerGroup = next((value.workers for value in arguments if hasattr(value, "workers")), SINGLE_WORKER)
         if workers.busy:
-            return question(*arguments, **of_the_leader)
-        workers.call_on_all(question.__name__, arguments)
+            return function(*arguments, **leader_only)
+        workers.call_on_all(function.__name__, arguments)
         workers.busy = True
         try:
-            return question(*arguments, **of_the_leader)
+            return function(*arguments, **leader_only)
         finally:
             workers.busy = False
 
@@ -116,6 +116,6 @@ def collective(question: Callable[..., Answer]) -> Callable[..., Answer]:
 
 
 def owner_of_strip(strip: int, size: int) -> int:
-    """The member that a strip of a triangle goes to: back and forth, so that long and short ones are shared evenly."""
-    place = strip % (2 * size)
-    return place if place < size else 2 * size - 1 - place
+    """The worker that computes a strip of a triangle: back and forth, so that all get about the same work."""
+    turn = strip % (2 * size)
+    return turn if turn < size else 2 * size - 1 - turn

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ..core.workers import Find, WorkerGroup
+    from ..core.workers import FindJacobian, WorkerGroup
 
 JOINING = timedelta(seconds=120)  # for all ranks to start
 WORKING = timedelta(days=30)  # no collective is too slow: whether a rank is still there is asked otherwise
@@ -113,7 +113,7 @@ class ProcessGroup:
 
     # --- followers ----------------------------------------------------------------------------------------
 
-    def calls(self, find: Find) -> Iterator[tuple[str, list[Any]]]:
+    def calls(self, find: FindJacobian) -> Iterator[tuple[str, list[Any]]]:
         """What the leader asks, until it says goodbye; Jacobians are looked up by name."""
         while True:
             asked = self._say(None)
@@ -121,7 +121,7 @@ class ProcessGroup:
                 return
             yield asked["question"], [self._value(word, find) for word in asked["arguments"]]
 
-    def _value(self, word: dict[str, Any], find: Find) -> Any:
+    def _value(self, word: dict[str, Any], find: FindJacobian) -> Any:
         import torch
 
         if "jacobian" in word:

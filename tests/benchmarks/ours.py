@@ -14,7 +14,7 @@ from sublaplace_cli.__main__ import prefer_large_pages
 from sublaplace_cli.architectures.cifar_resnet import cifar_resnet
 from sublaplace_cli.core.jacobian.blocks import DenseBlock
 from sublaplace_cli.core.jacobian.capture import Capture, prepare_capture
-from sublaplace_cli.core.jacobian.rows import Gathering, HeldJacobian
+from sublaplace_cli.core.jacobian.rows import BlockBuffer, HeldJacobian
 from sublaplace_cli.core.likelihoods import regression
 from sublaplace_cli.core.linalg import STRIP
 from sublaplace_cli.core.network.layout import Layout
@@ -38,11 +38,11 @@ def prepared(model: nn.Module, x: Tensor) -> Capture:
 
 
 def jacobian(capture: Capture, x: Tensor) -> HeldJacobian:
-    f, held, step = [], Gathering(len(x)), capture.rows_of_pass(len(x))
+    f, held, step = [], BlockBuffer(len(x)), capture.rows_of_pass(len(x))
     for a in range(0, len(x), step):
         made = capture(x[a : a + step])
         f.append(made.f)
-        held.put(a, [block.settled() for block in made.blocks])
+        held.put(a, [block.expanded() for block in made.blocks])
     return HeldJacobian(capture.layout, torch.cat(f), held.blocks)
 
 

@@ -10,8 +10,7 @@ from core import problems
 from core.problems import block_gram, random_matrix
 from torch import Tensor
 
-from sublaplace_cli.core.jacobian import blocks, conv
-from sublaplace_cli.core.jacobian import linear as outer
+from sublaplace_cli.core.jacobian import blocks, conv, linear
 from sublaplace_cli.core.jacobian.blocks import Block, DenseBlock, joined, stored_bytes
 from sublaplace_cli.core.jacobian.conv import ConvBlock, Geometry
 from sublaplace_cli.core.jacobian.embedding import EmbeddingBlock
@@ -254,10 +253,10 @@ def test_a_block_is_what_its_tensors_say(kind):
 @each_prior
 def test_the_settled_form_is_the_same_block(kind, prior):
     block, other = kind(ROWS, 0), kind(OTHERS, 20)
-    settled, v = block.settled(), prior_for(prior, kind, block.width)
-    assert settled.span == block.span
-    assert_equal(settled.dense().values, block.dense().values)
-    assert_equal(block_gram(settled, other.settled(), v), numbers(block) / v @ numbers(other).T)
+    expanded, v = block.expanded(), prior_for(prior, kind, block.width)
+    assert expanded.span == block.span
+    assert_equal(expanded.dense().values, block.dense().values)
+    assert_equal(block_gram(expanded, other.expanded(), v), numbers(block) / v @ numbers(other).T)
 
 
 @each_kind
@@ -268,8 +267,8 @@ def test_answers_do_not_depend_on_the_pieces(kind, prior, monkeypatch):
     v, W = prior_for(prior, kind, block.width), random_matrix(ROWS, kind.C, kind.C, seed=5)
     J = numbers(block)
     A = torch.stack([W[n].T @ block.dense().values[n] for n in range(ROWS)])
-    monkeypatch.setattr(blocks, "PANEL", 4)
-    monkeypatch.setattr(blocks, "STRIP", 2)
+    monkeypatch.setattr(blocks, "COLUMN_PANEL", 4)
+    monkeypatch.setattr(blocks, "GRAM_STRIP", 2)
     monkeypatch.setattr(blocks, "DENSE_BYTES", 1)
     local = torch.arange(block.width)
     assert_equal(block.squares(W), A.square().sum((0, 1)))
@@ -284,7 +283,7 @@ def test_answers_do_not_depend_on_the_pieces(kind, prior, monkeypatch):
 @pytest.mark.parametrize("C", [1, 3])
 def test_columns_of_positions_by_either_way(weight, C, monkeypatch):
     block = outer_kind(C, 4, 3, 2, bias=True)(ROWS, 0)
-    monkeypatch.setattr(outer, "ELEMENTWISE", weight)
+    monkeypatch.setattr(linear, "ELEMENTWISE", weight)
     local = torch.tensor([7, 0, 5, 6, 2])
     assert_equal(columns_of(block, local), numbers(block)[:, local].T)
 
@@ -293,7 +292,7 @@ def test_columns_of_positions_by_either_way(weight, C, monkeypatch):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name.startswith("conv")], ids=lambda kind: kind.name)
 def test_columns_of_a_convolution_by_either_way(weight, kind, monkeypatch):
     block = kind(ROWS, 0)
-    monkeypatch.setattr(conv, "ELEMENTWISE", weight)
+    monkeypatch.setattr(conv, "SINGLE_COLUMN_COST", weight)
     monkeypatch.setattr(conv, "FEW_COLUMNS", 5)
     local = torch.randperm(block.width, generator=torch.Generator().manual_seed(1))
     assert_equal(columns_of(block, local), numbers(block)[:, local].T)

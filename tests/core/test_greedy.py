@@ -15,10 +15,11 @@ from scipy.linalg.lapack import dpstrf
 
 from sublaplace_cli.core.selectors import Selection
 from sublaplace_cli.core.selectors import greedy as module
-from sublaplace_cli.core.selectors.column_cache import ColumnCache
-from sublaplace_cli.core.selectors.device_pivots import pivots_on_device
-from sublaplace_cli.core.selectors.greedy import PANEL, SWEEP, greedy, pool_size
-from sublaplace_cli.core.selectors.schur import DualSchur, PrimalSchur
+from sublaplace_cli.core.selectors.greedy import GREEDY_PANEL, SWEEP, greedy
+from sublaplace_cli.core.selectors.pool import pool_size
+from sublaplace_cli.core.selectors.search.column_cache import ColumnCache
+from sublaplace_cli.core.selectors.search.device_pivots import pivots_on_device
+from sublaplace_cli.core.selectors.search.schur import DualSchur, PrimalSchur
 from sublaplace_cli.errors import NumericsError, UserError
 
 
@@ -78,7 +79,7 @@ def test_more_candidates_than_a_panel(N, p, k, form, prior, C, monkeypatch):
     if C == 1 or form == "DualSchur":
         monkeypatch.setattr(module, others[form], None)  # the other form is not used
     chosen = greedy(problem.selection(), k)
-    assert p > 2 * PANEL
+    assert p > 2 * GREEDY_PANEL
     assert chosen.indices.tolist() == lapack_order(problem, k)
     assert_pivots(problem, chosen)
 
@@ -107,7 +108,7 @@ def test_a_small_pool_is_factored_without_a_search(small_pool, monkeypatch):
 def test_the_width_of_a_panel_does_not_change_the_order(panel, N, monkeypatch):
     problem = synthetic(random_matrix(N, 90), prior_of("unequal", 90), sigma2=0.1)
     expected = literal(problem, 60)
-    monkeypatch.setattr(module, "PANEL", panel)
+    monkeypatch.setattr(module, "GREEDY_PANEL", panel)
     chosen = greedy(problem.selection(), 60)
     assert chosen.indices.tolist() == expected
     assert_pivots(problem, chosen)
@@ -117,7 +118,7 @@ def test_the_width_of_a_panel_does_not_change_the_order(panel, N, monkeypatch):
 @pytest.mark.parametrize(("N", "prior"), [(9, "equal"), (30, "unequal"), (400, "unequal")])
 def test_bounds_that_are_lowered_a_few_pivots_at_a_time(N, prior, loose, monkeypatch):
     """Many small sweeps with a short first look: values from scratch, values by the pivots between, and a mix."""
-    for name, value in {"PANEL": 8, "SWEEP": 24, "FIRST_LOOK": 3, "LOOSE": loose}.items():
+    for name, value in {"GREEDY_PANEL": 8, "SWEEP": 24, "FIRST_LOOK": 3, "LOOSE": loose}.items():
         monkeypatch.setattr(module, name, value)
     scale = torch.logspace(0, -1, 300, dtype=torch.float64)[subset(300, 300)]
     problem = synthetic(random_matrix(N, 300) * scale, prior_of(prior, 300), sigma2=0.1)
@@ -185,7 +186,7 @@ def test_a_tie_with_a_candidate_outside_the_panel_goes_to_the_lower_index(N, mon
     """Columns 1 and 2 are copies with d = 5; once 1 is chosen, 2 falls to 1 + 4/5, which is that of column 0."""
     J = torch.zeros(N, 4, dtype=torch.float64)
     J[0, 0], J[1, 1], J[1, 2] = 0.8**0.5, 2.0, 2.0
-    monkeypatch.setattr(module, "PANEL", 2)
+    monkeypatch.setattr(module, "GREEDY_PANEL", 2)
     chosen = greedy(synthetic(J).selection(), 4)
     assert chosen.indices.tolist() == [1, 0, 2, 3]
     torch.testing.assert_close(chosen.values, torch.tensor([5.0, 1.8, 1.8, 1.0], dtype=torch.float64))
@@ -277,7 +278,7 @@ def test_the_pool_restricts_the_choice():
 @pytest.mark.parametrize("prior", PRIORS)
 def test_more_candidates_than_a_sweep(memory, prior):
     """Little memory holds the columns of one panel at a time, which changes what is read and not what is chosen."""
-    p, k = 2 * SWEEP + 50, PANEL + 10
+    p, k = 2 * SWEEP + 50, GREEDY_PANEL + 10
     problem = synthetic(random_matrix(9, 2, p), prior_of(prior, p), sigma2=0.5)
     problem = replace(problem, precision=replace(problem.precision, memory=memory))
     expected = reference.greedy_selection_by_rows(problem.J.flatten(0, 1) / 0.5**0.5, problem.v, k)

@@ -39,7 +39,8 @@ from sublaplace_cli.core.jacobian.rows import (
 )
 from sublaplace_cli.core.network.forward import map_inputs
 from sublaplace_cli.core.network.layout import Layout
-from sublaplace_cli.core.omega.row_sums import gram, row_norms, squared_gradients
+from sublaplace_cli.core.omega.gram import gram
+from sublaplace_cli.core.omega.row_sums import row_norms, squared_gradients
 from sublaplace_cli.core.posterior.fitting import fit_full, fit_subnet
 from sublaplace_cli.core.posterior.posterior import subnet_variance
 
@@ -141,17 +142,17 @@ def test_no_memory_at_all_means_tiles_of_one_row():
     assert row_tiles(jacobian, memory=PLENTY) == [(0, 23)]
 
 
-@pytest.mark.parametrize("grain", [1, 4, 5])
-def test_tiles_cover_all_rows_once_within_the_memory_and_on_the_grain(grain):
-    jacobian = recomputed(solved("mlp-3-outputs").precision.jacobian, grain)
+@pytest.mark.parametrize("rows_per_read", [1, 4, 5])
+def test_tiles_cover_all_rows_once_within_the_memory_and_on_the_grain(rows_per_read):
+    jacobian = recomputed(solved("mlp-3-outputs").precision.jacobian, rows_per_read)
     row = bytes_per_row(jacobian)
     assert row == 3 * 51 * 8
     for rows in range(1, 30):
         tiles = row_tiles(jacobian, memory=TILE_SHARE * rows * row)
         assert [i for a, b in tiles for i in range(a, b)] == list(range(23))
         assert all(b - a <= rows for a, b in tiles)
-        if rows >= grain:
-            assert all(a % grain == 0 for a, _ in tiles)
+        if rows >= rows_per_read:
+            assert all(a % rows_per_read == 0 for a, _ in tiles)
 
 
 @pytest.mark.parametrize("panel", [1, 3])
@@ -159,7 +160,7 @@ def test_tiles_cover_all_rows_once_within_the_memory_and_on_the_grain(grain):
 def test_answers_do_not_depend_on_the_width_of_a_panel(name, panel, monkeypatch):
     problem = solved(name, "unequal")
     expected = answers(problem)
-    monkeypatch.setattr(blocks, "PANEL", panel)
+    monkeypatch.setattr(blocks, "COLUMN_PANEL", panel)
     assert_same(answers(problem), expected)
 
 
@@ -192,13 +193,13 @@ def stored(held: HeldJacobian) -> StoredJacobian:
     return StoredJacobian(held.layout, held.outputs, pattern_of(held), read)
 
 
-def recomputed(held: HeldJacobian, grain: int) -> RecomputedJacobian:
+def recomputed(held: HeldJacobian, rows_per_read: int) -> RecomputedJacobian:
     def compute(start: int, stop: int) -> list[blocks.Block]:
-        assert start % grain == 0, "passes lie on one grid"
-        assert stop == min(start + grain, len(held.outputs))
+        assert start % rows_per_read == 0, "passes lie on one grid"
+        assert stop == min(start + rows_per_read, len(held.outputs))
         return [block.rows(start, stop) for block in held.blocks]
 
-    return RecomputedJacobian(held.layout, held.outputs, pattern_of(held), compute, grain)
+    return RecomputedJacobian(held.layout, held.outputs, pattern_of(held), compute, rows_per_read)
 
 
 @pytest.mark.parametrize("memory", [1, 20_000, PLENTY])

@@ -11,8 +11,9 @@ from core.problems import PRIORS, case_named, prior_of, random_matrix, solved, s
 from sublaplace_cli.catalog import METHODS, load
 from sublaplace_cli.core.network.layout import Layout
 from sublaplace_cli.core.selectors import checked
-from sublaplace_cli.core.selectors.baselines import by_name, subnet_diagonal
+from sublaplace_cli.core.selectors.by_name import by_name
 from sublaplace_cli.core.selectors.gradient import gradient
+from sublaplace_cli.core.selectors.subnet_diagonal import subnet_diagonal
 from sublaplace_cli.errors import UserError
 
 SELECTORS = {name: load(method.entry) for name, method in METHODS.items() if method.entry is not None}

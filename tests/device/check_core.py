@@ -37,7 +37,7 @@ from sublaplace_cli.core.posterior.fitting import fit_full, fit_subnet  # noqa: 
 from sublaplace_cli.core.posterior.posterior import diagonal_freedom, diagonal_variance, subnet_variance  # noqa: E402
 from sublaplace_cli.core.posterior.theorem1 import require_not_larger  # noqa: E402
 from sublaplace_cli.core.selectors import SelectionProblem, checked, greedy  # noqa: E402
-from sublaplace_cli.core.selectors.baselines import by_name  # noqa: E402
+from sublaplace_cli.core.selectors.by_name import by_name  # noqa: E402
 
 CPU = torch.device("cpu")
 MEMORY = 2**18  # little enough for several tiles of rows, enough for the matrices
@@ -112,7 +112,7 @@ def numbers(case: Case, made: tuple, v: Tensor, device: torch.device) -> Numbers
     sigma2 = 0.3 if case.task == "regression" else 1.0
     root = load(LIKELIHOODS[case.task])
     S = torch.randperm(layout.size, generator=torch.Generator().manual_seed(1))[:FEW].to(device)
-    for form, make in {"kept": kept, "settled": settled, "recomputed": recomputed}.items():
+    for form, make in {"kept": kept, "expanded": expanded, "recomputed": recomputed}.items():
         held, held_test = make(capture, train), make(capture, test)
         precision = Precision(held, root(held.outputs, sigma2), v, MEMORY)
         _questions(found, f"{form} ", precision, held_test, S)
@@ -127,8 +127,8 @@ def _questions(found: Numbers, form: str, precision: Precision, test: Jacobian, 
     found.put(form + "root", precision.root)
     found.put(form + "data diagonal", precision.data_diagonal())
     found.put(form + "unweighted", squared_gradients(precision.jacobian, None, MEMORY))
-    for way, weight in (("", conv.ELEMENTWISE), ("single ", 0)):  # of a convolution, also each column by itself
-        with mock.patch.object(conv, "ELEMENTWISE", weight):
+    for way, weight in (("", conv.SINGLE_COLUMN_COST), ("single ", 0)):  # of a convolution, also each column by itself
+        with mock.patch.object(conv, "SINGLE_COLUMN_COST", weight):
             found.put(f"{form}{way}columns", precision.columns(S))
     found.put(form + "gram", precision.gram())
     cross = precision.cross_gram(test)
@@ -189,17 +189,17 @@ def kept(capture: Capture, rows: Inputs) -> HeldJacobian:
     return HeldJacobian(capture.layout, captured.f, tuple(captured.blocks))
 
 
-def settled(capture: Capture, rows: Inputs) -> HeldJacobian:
+def expanded(capture: Capture, rows: Inputs) -> HeldJacobian:
     captured = capture(rows)
-    return HeldJacobian(capture.layout, captured.f, tuple(block.settled() for block in captured.blocks))
+    return HeldJacobian(capture.layout, captured.f, tuple(block.expanded() for block in captured.blocks))
 
 
 def recomputed(capture: Capture, rows: Inputs) -> RecomputedJacobian:
     def compute(start: int, stop: int) -> list:
         return capture(map_inputs(lambda t: t[start:stop], rows)).blocks
 
-    grain = row_count(rows) // 2
-    return RecomputedJacobian(capture.layout, capture(rows).f, capture.templates, compute, grain)
+    rows_per_read = row_count(rows) // 2
+    return RecomputedJacobian(capture.layout, capture(rows).f, capture.templates, compute, rows_per_read)
 
 
 def prior_of(kind: str, p: int) -> Tensor:
@@ -254,7 +254,7 @@ def _raises(mistake: Callable[[], object]) -> bool:
 
 def main(names: list[str]) -> None:
     torch.set_num_threads(1)
-    greedy.PANEL = 4  # so that it takes several
+    greedy.GREEDY_PANEL = 4  # so that it takes several
     device = install()
     differences: dict[str, dict[str, float]] = {}
     on_cpu: set[str] = set()

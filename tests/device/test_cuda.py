@@ -19,7 +19,7 @@ from sublaplace_cli import device as devices
 from sublaplace_cli.core.jacobian.capture import Captured, prepare_capture
 from sublaplace_cli.core.network.forward import map_inputs
 from sublaplace_cli.core.network.layout import Layout
-from sublaplace_cli.core.selectors.device_pivots import pivots_on_device
+from sublaplace_cli.core.selectors.search.device_pivots import pivots_on_device
 
 pytestmark = [
     pytest.mark.cuda,
@@ -79,7 +79,7 @@ def test_the_blocks_answer_as_on_the_cpu(case: Case) -> None:
             u = torch.ones(cpu.f.numel(), 2, dtype=torch.float64)
             pairs = {
                 "dense": (found.dense().values.double(), expected.dense().values.double()),
-                "settled": (found.settled().dense().values.double(), expected.settled().dense().values.double()),
+                "expanded": (found.expanded().dense().values.double(), expected.expanded().dense().values.double()),
                 "squares": (found.squares(), expected.squares()),
                 "columns": (columns_of(found, local.cuda(), n), columns_of(expected, local, n)),
                 "gram": (block_gram(found, found, v.cuda()).triu(), block_gram(expected, expected, v).triu()),

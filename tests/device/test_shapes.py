@@ -26,7 +26,8 @@ from sublaplace_cli.core.likelihoods import binary
 from sublaplace_cli.core.linalg import solve_lower, solve_lower_transposed
 from sublaplace_cli.core.network.layout import Layout
 from sublaplace_cli.core.omega.precision import Precision
-from sublaplace_cli.core.omega.row_sums import row_norms, weigh_columns
+from sublaplace_cli.core.omega.row_sums import row_norms
+from sublaplace_cli.core.omega.weighting import weigh_columns
 from sublaplace_cli.core.posterior.posterior import SubnetPosterior, diagonal_variance
 
 N, M, P, K = 2000, 1000, 1_730_129, 10_000
@@ -46,7 +47,7 @@ class Problem:
 @pytest.fixture(autouse=True)
 def rows_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Single columns of a convolution are sorted by their numbers, which nothing here has."""
-    monkeypatch.setattr(conv, "ELEMENTWISE", 10**9)
+    monkeypatch.setattr(conv, "SINGLE_COLUMN_COST", 10**9)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +125,7 @@ def test_every_parameter_has_a_formula_and_the_blocks_cover_them_once(problem: P
 
 def test_written_out_blocks_have_the_shape_of_their_layer(problem: Problem) -> None:
     for block in problem.precision.jacobian.load(0, 64):
-        for form in (block, block.settled()):
+        for form in (block, block.expanded()):
             values = form.dense().values
             assert holds(values, 64, 1, block.width, dtype=values.dtype)
 

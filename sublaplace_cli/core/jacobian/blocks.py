@@ -17,12 +17,12 @@ from torch import Tensor
 
 # Columns turned into float64 at a time: large enough for GEMM to run at full speed,
 # small enough that the float64 copy of a wide layer never exists as a whole.
-PANEL = 2048
+COLUMN_PANEL = 2048
 # Rows of a Gram matrix of rows with themselves that are computed at a time, from the diagonal on.
-STRIP = 128
+GRAM_STRIP = 128
 # Rows of a structured block that are written out at a time where an answer needs the numbers themselves.
 DENSE_BYTES = 64 * 2**20
-FULL = torch.float64
+FLOAT64 = torch.float64
 Strips = Sequence[tuple[int, int]]  # [first, last) rows of each
 
 
@@ -48,7 +48,7 @@ class Block(Protocol):
         ...
 
     def add_gram(
-        self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FULL
+        self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
     ) -> None:
         """total += J V⁻¹ J′ᵀ with the same block of other rows (m·C, m′·C), `prior` being its part of v.
 
@@ -73,7 +73,7 @@ class Block(Protocol):
         """The numbers themselves."""
         ...
 
-    def settled(self) -> Block:
+    def expanded(self) -> Block:
         """The form that answers questions fastest, where there is room to hold it."""
         ...
 
@@ -143,7 +143,7 @@ class DenseBlock:
         out.copy_(self.flat.index_select(1, local).T)
 
     def add_gram(
-        self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FULL
+        self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
     ) -> None:
         right, C = other.dense(), self.values.shape[1]
         flat = [(a * C, b * C) for a, b in (narrow_strips(None, self.n_rows, C) if strips is None else strips)]
@@ -168,7 +168,7 @@ class DenseBlock:
     def dense(self) -> DenseBlock:
         return self
 
-    def settled(self) -> DenseBlock:
+    def expanded(self) -> DenseBlock:
         return self
 
     def rounded(self, dtype: torch.dtype) -> DenseBlock:
@@ -182,13 +182,13 @@ class DenseBlock:
         return DenseBlock(self.start, tensors["values"])
 
     def _panels(self) -> Iterator[slice]:
-        for left in range(0, self.width, PANEL):
-            yield slice(left, min(left + PANEL, self.width))
+        for left in range(0, self.width, COLUMN_PANEL):
+            yield slice(left, min(left + COLUMN_PANEL, self.width))
 
 
 def add_upper(total: Tensor, X: Tensor, strips: Strips | None = None) -> None:
     """total += X Xᵀ, in strips that leave out most of what lies below the diagonal."""
-    for a, b in cut_into(len(X), STRIP) if strips is None else strips:
+    for a, b in cut_into(len(X), GRAM_STRIP) if strips is None else strips:
         add_product(total[a:b, a:], X[a:b], X[a:].T)
 
 
@@ -207,7 +207,7 @@ def cut_into(n_rows: int, step: int) -> list[tuple[int, int]]:
 
 def narrow_strips(strips: Strips | None, n_rows: int, C: int) -> Strips:
     """The strips asked for, or all rows, cut so that what is made of a strip stays in the cache."""
-    step = max(1, STRIP // C)
+    step = max(1, GRAM_STRIP // C)
     return [(x, min(x + step, b)) for a, b in ([(0, n_rows)] if strips is None else strips) for x in range(a, b, step)]
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .blocks import FULL, Block, DenseBlock, Strips, dense_pieces, put_columns_of_pieces, squares_of_pieces
+from .blocks import FLOAT64, Block, DenseBlock, Strips, dense_pieces, put_columns_of_pieces, squares_of_pieces
 
 # One number of a column made alone costs about as much as this many of a whole row written out (measured: 64 channels).
-ELEMENTWISE = 128
+SINGLE_COLUMN_COST = 128
 FEW_COLUMNS = 64  # columns that are put together at a time, because each takes all its places for a moment
 
 
@@ -108,7 +108,7 @@ class ConvBlock:
         return squares_of_pieces(self, self.deltas.shape[1], W)
 
     def put_columns(self, local: Tensor, out: Tensor) -> None:
-        if ELEMENTWISE * len(local) <= self.width:
+        if SINGLE_COLUMN_COST * len(local) <= self.width:
             for few, place in zip(local.split(FEW_COLUMNS), out.split(FEW_COLUMNS), strict=True):
                 self._put_few_columns(few, place)
         else:
@@ -129,7 +129,7 @@ class ConvBlock:
             out[chosen] = (delta * a).sum(3).permute(2, 0, 1).flatten(1)
 
     def add_gram(
-        self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FULL
+        self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
     ) -> None:
         left = self.dense()
         left.add_gram(left if other is self else other, prior, total, strips, dtype)
@@ -143,7 +143,7 @@ class ConvBlock:
     def rows(self, start: int, stop: int) -> ConvBlock:
         return ConvBlock(self.start, self.geometry, self.inputs[start:stop], self.deltas[start:stop])
 
-    def settled(self) -> Block:
+    def expanded(self) -> Block:
         return self.written_out()
 
     def tensors(self) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .blocks import FULL, Block, DenseBlock, Strips, strip_pairs, weighted
+from .blocks import FLOAT64, Block, DenseBlock, Strips, strip_pairs, weighted
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class EmbeddingBlock:
             total += self.deltas[:, :, t].permute(2, 0, 1).index_select(0, place) * hit
 
     def add_gram(
-        self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FULL
+        self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
     ) -> None:
         if not isinstance(other, EmbeddingBlock) or not bool((prior == prior[0]).all()):
             left = self.dense()
@@ -92,7 +92,7 @@ class EmbeddingBlock:
         places = self.tokens.reshape(m, 1, -1, 1).expand_as(self.deltas)
         return DenseBlock(self.start, values.scatter_add_(2, places, self.deltas.double()).flatten(2))
 
-    def settled(self) -> Block:
+    def expanded(self) -> Block:
         return self
 
     def tensors(self) -> dict[str, Tensor]:

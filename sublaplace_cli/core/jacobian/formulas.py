@@ -32,7 +32,7 @@ def linear(layer: nn.Linear, spans: Spans, a: Tensor, deltas: Tensor) -> list[Bl
     together = "bias" in spans and spans["bias"].start == spans["weight"].stop
     block = LinearBlock(start, inputs, delta, has_bias=together)
     # One position: factored for every question. Several: whichever is smaller to keep.
-    keep = block if stored_bytes(block) <= dense_bytes(block, deltas) else block.settled()
+    keep = block if stored_bytes(block) <= dense_bytes(block, deltas) else block.expanded()
     return [keep] if together else [keep, *_bias(spans, delta.sum(2))]
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .blocks import (
-    FULL,
+    FLOAT64,
     Block,
     DenseBlock,
     Strips,
@@ -102,7 +102,7 @@ class LinearBlock:
                 out[some].view(-1, m, C).addcmul_(picked, a.index_select(0, into[some]).unsqueeze(2))
 
     def add_gram(
-        self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FULL
+        self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
     ) -> None:
         v_weight, v_bias = self._priors(prior)
         if not isinstance(other, LinearBlock) or v_weight is None or not self._factored_is_cheaper(other.positions):
@@ -193,7 +193,7 @@ class LinearBlock:
         values = torch.cat([weight, deltas.sum(2)], dim=2) if self.has_bias else weight
         return DenseBlock(self.start, values)
 
-    def settled(self) -> Block:
+    def expanded(self) -> Block:
         return self if self.positions == 1 else self.dense().rounded(self.inputs.dtype)
 
     def tensors(self) -> dict[str, Tensor]:

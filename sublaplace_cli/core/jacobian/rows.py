@@ -37,7 +37,7 @@ class Jacobian(Protocol):
     @property
     def by_block(self) -> bool: ...
     @property
-    def grain(self) -> int: ...  # rows that are made or read together
+    def rows_per_read(self) -> int: ...  # rows that are made or read together
     def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]: ...
 
 
@@ -61,7 +61,7 @@ class HeldJacobian:
     outputs: Tensor  # (N, C)
     blocks: tuple[Block, ...]
     by_block: bool = field(default=True, init=False)
-    grain: int = field(default=1, init=False)
+    rows_per_read: int = field(default=1, init=False)
 
     @property
     def templates(self) -> Sequence[Block]:
@@ -71,7 +71,7 @@ class HeldJacobian:
         return [self.blocks[i].rows(start, stop) for i in _chosen(which, self.blocks)]
 
 
-class Gathering:
+class BlockBuffer:
     """Blocks of all rows, filled a few rows at a time in their final place, so that nothing exists twice."""
 
     def __init__(self, n_rows: int) -> None:
@@ -98,7 +98,7 @@ class StoredJacobian:
     outputs: Tensor  # (N, C)
     templates: tuple[Block, ...]
     read: Callable[[int, int, int], Block]
-    grain: int = 1
+    rows_per_read: int = 1
     announce: Callable[[int, int, int], None] | None = None  # to whom it is told what will be read next
     by_block: bool = field(default=True, init=False)
 
@@ -121,7 +121,7 @@ class HoldingJacobian:
     step: int  # rows that are brought into that form together: those of a pass, so that the bits are always the same
     held: dict[int, Block] = field(default_factory=dict, init=False, compare=False)
     by_block: bool = field(default=True, init=False)
-    grain: int = field(default=1, init=False)
+    rows_per_read: int = field(default=1, init=False)
 
     @property
     def layout(self) -> Layout:
@@ -139,7 +139,7 @@ class HoldingJacobian:
         chosen = _chosen(which, self.templates)
         missing = [i for i in chosen if i not in self.held]
         for group in [[i] for i in missing] if self.source.by_block else [missing] if missing else []:
-            gathering, n_rows = Gathering(len(self.outputs)), len(self.outputs)
+            gathering, n_rows = BlockBuffer(len(self.outputs)), len(self.outputs)
             for a, _, blocks in loaded(self.source, list(aligned(0, n_rows, self.step, n_rows)), group):
                 gathering.put(a, [self.form(block) for block in blocks])
             self.held.update(zip(group, gathering.blocks, strict=True))
@@ -150,7 +150,7 @@ class HoldingJacobian:
 class RecomputedJacobian:
     """Rows that are computed anew at each reading, because storing them was too large.
 
-    Passes run in the same slices of `grain` rows however much is asked for at once, so that every reading
+    Passes run in the same slices of `rows_per_read` rows however much is asked for at once, so that every reading
     gives the same bits.
     """
 
@@ -158,13 +158,13 @@ class RecomputedJacobian:
     outputs: Tensor  # (N, C)
     templates: tuple[Block, ...]
     compute: Callable[[int, int], list[Block]]
-    grain: int
+    rows_per_read: int
     by_block: bool = field(default=False, init=False)
 
     def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
         chosen = _chosen(which, self.templates)
         parts = []
-        for a, b in aligned(start, stop, self.grain, len(self.outputs)):
+        for a, b in aligned(start, stop, self.rows_per_read, len(self.outputs)):
             blocks = self.compute(a, b)
             parts.append([blocks[i].rows(max(a, start) - a, min(b, stop) - a) for i in chosen])
         return [joined(pieces) for pieces in zip(*parts, strict=True)]
@@ -195,8 +195,8 @@ class SomeRows:
         return self.source.by_block
 
     @property
-    def grain(self) -> int:
-        return self.source.grain if isinstance(self.rows, range) else self.in_pieces_of
+    def rows_per_read(self) -> int:
+        return self.source.rows_per_read if isinstance(self.rows, range) else self.in_pieces_of
 
     def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
         parts = [self.source.load(first, last, which) for first, last in runs(self.rows[start:stop])]
@@ -237,13 +237,13 @@ def row_tiles(
 ) -> list[tuple[int, int]]:
     """Slices of at most `most` rows whose blocks, with `extra` bytes a row, stay within a share of the memory.
 
-    Tiles keep to the grain in which the rows are made or stored, so that none is made or read twice.
+    Tiles keep to the rows_per_read in which the rows are made or stored, so that none is made or read twice.
     """
     n_rows = len(jacobian.outputs)
     budget = min(memory // TILE_SHARE, cap)
     step = max(1, min(n_rows, budget // max(bytes_per_row(jacobian, which) + extra, 1), most or n_rows))
-    if step > jacobian.grain:
-        step -= step % jacobian.grain
+    if step > jacobian.rows_per_read:
+        step -= step % jacobian.rows_per_read
     return [(left, min(left + step, n_rows)) for left in range(0, n_rows, step)]
 
 

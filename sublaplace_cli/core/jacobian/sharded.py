@@ -1,4 +1,4 @@
-"""A Jacobian whose rows are held by the members of a workers, in pieces that were dealt out one after the other."""
+"""A Jacobian whose rows are held by several workers, in pieces that were assigned in turn."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from .blocks import Block
 from .rows import Jacobian, SomeRows
 
 
-def owners_of(n_rows: int, grain: int, size: int) -> Tensor:
-    """The member that holds each row (n_rows,): pieces of `grain` rows, one to each member in turn."""
-    return torch.arange(n_rows) // grain % size
+def owners_of(n_rows: int, rows_per_piece: int, size: int) -> Tensor:
+    """The worker that holds each row (n_rows,): pieces of `rows_per_piece` rows, assigned to the workers in turn."""
+    return torch.arange(n_rows) // rows_per_piece % size
 
 
 @dataclass(frozen=True)
 class ShardedJacobian:
-    """All rows, of which this member holds its own; `load` brings together what the others hold."""
+    """All rows, of which this worker holds its own; `load` gathers the rows of all workers."""
 
     layout: Layout
     outputs: Tensor  # f (N, C) of all rows
     templates: tuple[Block, ...]
-    own: Jacobian  # the rows of this member, in their order
-    holders: Tensor  # (N,) on the CPU
+    own: Jacobian  # the rows of this worker, in their order
+    owners: Tensor  # (N,) on the CPU: the worker that holds each row
     workers: WorkerGroup
-    name: str  # by which the members know it
-    rows: Sequence[int] | None = None  # where these are some rows of the one with that name
-    grain: int = 1
+    name: str  # the same on all workers
+    rows: Sequence[int] | None = None  # where these are some rows of the Jacobian with that name
+    rows_per_read: int = 1
 
     @property
     def by_block(self) -> bool:
@@ -40,20 +40,20 @@ class ShardedJacobian:
 
     @cached_property
     def own_rows(self) -> Tensor:
-        """The numbers of this member's rows, on the device."""
-        return self.held_by(self.workers.rank).to(self.outputs.device)
+        """The numbers of this worker's rows, on the device."""
+        return self.owned_by(self.workers.rank).to(self.outputs.device)
 
-    def held_by(self, member: int, start: int = 0, stop: int | None = None) -> Tensor:
-        """The numbers of the rows from `start` to `stop` that a member holds."""
-        return (self.holders[start:stop] == member).nonzero().squeeze(1) + start
+    def owned_by(self, worker: int, start: int = 0, stop: int | None = None) -> Tensor:
+        """The numbers of the rows from `start` to `stop` that a worker holds."""
+        return (self.owners[start:stop] == worker).nonzero().squeeze(1) + start
 
-    def holds(self, row: int) -> bool:
-        """Whether this member holds a row."""
-        return int(self.holders[row]) == self.workers.rank
+    def owns(self, row: int) -> bool:
+        """Whether this worker holds a row."""
+        return int(self.owners[row]) == self.workers.rank
 
-    def place_of(self, row: int) -> int:
-        """The place among this member's own rows of the first that is not before `row`."""
-        return int((self.holders[:row] == self.workers.rank).sum())
+    def local_number(self, row: int) -> int:
+        """The number, among this worker's own rows, of the first that is not before `row`."""
+        return int((self.owners[:row] == self.workers.rank).sum())
 
     def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
         within = slice(int(start), int(stop)).indices(len(self.outputs))
@@ -62,22 +62,22 @@ class ShardedJacobian:
 
 @collective
 def rows_of_all(jacobian: ShardedJacobian, start: int, stop: int, which: Sequence[int] | None) -> list[Block]:
-    """The blocks of these rows on every member, whoever holds them."""
+    """The blocks of these rows, on every worker."""
     chosen = range(len(jacobian.templates)) if which is None else which
-    held = [jacobian.held_by(member, start, stop) for member in range(jacobian.workers.size)]
-    mine, first = held[jacobian.workers.rank], jacobian.place_of(start)
+    owned = [jacobian.owned_by(worker, start, stop) for worker in range(jacobian.workers.size)]
+    mine, first = owned[jacobian.workers.rank], jacobian.local_number(start)
     own = jacobian.own.load(first, first + len(mine), which) if len(mine) else []
     blocks = []
     for number, i in enumerate(chosen):
         whole = {}
         for key, like in jacobian.templates[i].tensors().items():
             whole[key] = like.new_empty(stop - start, *like.shape[1:])
-            for member, rows in enumerate(held):
+            for worker, rows in enumerate(owned):
                 if len(rows):
-                    is_own = member == jacobian.workers.rank
+                    is_own = worker == jacobian.workers.rank
                     part = own[number].tensors()[key] if is_own else like.new_empty(len(rows), *like.shape[1:])
                     part = part.contiguous()
-                    jacobian.workers.broadcast(part, member)
+                    jacobian.workers.broadcast(part, worker)
                     whole[key].index_copy_(0, (rows - start).to(like.device), part)
         blocks.append(jacobian.templates[i].with_tensors(whole))
     return blocks
@@ -87,16 +87,16 @@ def some_rows(jacobian: Jacobian, rows: Sequence[int]) -> Jacobian:
     """Some rows of a Jacobian, by number and in rising order."""
     if not isinstance(jacobian, ShardedJacobian):
         return SomeRows(jacobian, rows)
-    assert jacobian.rows is None, "one choice of rows is enough"
+    assert jacobian.rows is None, "some rows of some rows are not supported"
     wanted = torch.as_tensor(list(rows))
-    place = (jacobian.holders == jacobian.workers.rank).cumsum(0) - 1  # among this member's own
-    mine = wanted[jacobian.holders[wanted] == jacobian.workers.rank]
+    local = (jacobian.owners == jacobian.workers.rank).cumsum(0) - 1  # numbers among this worker's own rows
+    mine = wanted[jacobian.owners[wanted] == jacobian.workers.rank]
     return ShardedJacobian(
         jacobian.layout,
         jacobian.outputs[wanted.to(jacobian.outputs.device)],
         jacobian.templates,
-        SomeRows(jacobian.own, place[mine].tolist()),
-        jacobian.holders[wanted],
+        SomeRows(jacobian.own, local[mine].tolist()),
+        jacobian.owners[wanted],
         jacobian.workers,
         jacobian.name,
         rows,
@@ -104,10 +104,10 @@ def some_rows(jacobian: Jacobian, rows: Sequence[int]) -> Jacobian:
 
 
 def workers_of(jacobian: Jacobian) -> WorkerGroup:
-    """Those who share its rows."""
+    """The workers that hold its rows."""
     return jacobian.workers if isinstance(jacobian, ShardedJacobian) else SINGLE_WORKER
 
 
 def local_part(jacobian: Jacobian) -> tuple[Jacobian, Tensor | slice]:
-    """The rows that this member holds, and their numbers."""
+    """The rows that this worker holds, and their numbers."""
     return (jacobian.own, jacobian.own_rows) if isinstance(jacobian, ShardedJacobian) else (jacobian, slice(None))

@@ -19,7 +19,7 @@ from ..jacobian.rows import Jacobian
 from ..jacobian.sharded import some_rows
 from ..linalg import solve_lower, solve_lower_transposed
 from .precision import Precision
-from .row_sums import weigh_columns
+from .weighting import weigh_columns
 
 SAMPLE = 16  # rows, evenly spread
 BOUND = 1e-3  # largest relative error of a variance

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from ..jacobian.rows import Jacobian
 from ..network.layout import Layout
-from ..progress import Watch, unwatched
-from . import row_sums as folds
-from .row_sums import column_chunks, column_products, gram, squared_gradients, weigh_columns, weighted_columns
+from ..progress import ProgressFactory, no_progress
+from . import residuals
+from .gram import gram
+from .row_sums import column_chunks, column_products, squared_gradients
+from .weighting import weigh_columns, weighted_columns
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Precision:
     root: Tensor  # W (N, C, C)
     prior: Tensor  # v (p,)
     memory: int
-    watch: Watch = unwatched
+    progress: ProgressFactory = no_progress
     gram_dtype: torch.dtype = torch.float64  # of the products in Gram matrices
 
     @property
@@ -83,7 +85,7 @@ class Precision:
 
     def submatrix(self, S: Tensor) -> Tensor:
         """A′ᵀA′ at S, i.e. Ω_SS less the prior, in its metric (k, k): what lies on and above the diagonal."""
-        return column_products(self.jacobian, self.own_root, self._scale(S), S, self.memory, watch=self.watch)
+        return column_products(self.jacobian, self.own_root, self._scale(S), S, self.memory, progress=self.progress)
 
     def gram(self) -> Tensor:
         """K = A V⁻¹ Aᵀ (N·C, N·C)."""
@@ -101,8 +103,8 @@ class Precision:
         return weigh_columns(self._gram(other, self.prior), self.root, in_place=True).T
 
     def _gram(self, left: Jacobian, prior: Tensor) -> Tensor:
-        return gram(left, self.jacobian, prior, self.memory, self.gram_dtype, watch=self.watch)
+        return gram(left, self.jacobian, prior, self.memory, self.gram_dtype, progress=self.progress)
 
     def residual_norms(self, other: Jacobian, chosen: Tensor, w: Tensor) -> Tensor:
         """‖g − Aᵀw‖² in the metric V⁻¹ for chosen rows g (flat over M·C) of another Jacobian."""
-        return folds.residual_norms(self.jacobian, self.root, self.prior, other, chosen, w, self.memory)
+        return residuals.residual_norms(self.jacobian, self.root, self.prior, other, chosen, w, self.memory)

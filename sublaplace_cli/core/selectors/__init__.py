@@ -1,13 +1,16 @@
 """A selection method is a function of the problem and k that returns indices.
 
 To add one:
-1. write `name(problem: SelectionProblem, k: int) -> Selection` in a file here,
+1. write `name(problem: SelectionProblem, k: int) -> Selection` in a file `name.py` here; where some inputs cannot work,
+   add `check(facts: SelectorFacts, k: int | None) -> None`, which refuses them before anything is computed, and where
+   the caller could make it faster, `advise(problem, k) -> str | None`,
 2. add one line to `catalog.METHODS`,
-3. the contract tests over all methods pick it up; add what is particular to it.
+3. the contract tests over all methods cover it; add tests for what only this method does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,13 +18,23 @@ from torch import Tensor
 
 from ...errors import UserError
 from ..jacobian.rows import Jacobian
-from ..network.layout import Layout
+from ..network.layout import Layout, Parameter
 from ..omega.precision import Precision
 
 
 @dataclass(frozen=True)
+class SelectorFacts:
+    """What is known before any gradient is computed; a method's `check` reads it."""
+
+    layout: Layout
+    last_linear: tuple[str, ...]  # parameter names of the last nn.Linear that runs
+    pool: str = "all"  # candidates: "all", "2k", "paper" or a number
+    pattern: str | None = None  # the glob of a choice by name
+
+
+@dataclass(frozen=True)
 class SelectionProblem:
-    """All that a method may look at."""
+    """Everything that a method may read."""
 
     precision: Precision  # Ω of the training rows
     score: Tensor  # (p,) squared gradients over the reference rows
@@ -34,7 +47,7 @@ class SelectionProblem:
 
     @property
     def reference(self) -> Jacobian:
-        """The rows that a method is to do well on."""
+        """The rows whose variances matter to the caller."""
         return self.precision.jacobian if self.other_rows is None else self.other_rows
 
     @property
@@ -48,14 +61,20 @@ class SelectionProblem:
 
 @dataclass(frozen=True)
 class Selection:
-    """Flat indices in the order chosen, and the value that each was chosen by."""
+    """Flat indices in the order chosen, and the value that decided each."""
 
     indices: Tensor  # (k,) int64
     values: Tensor  # (k,) float64
 
 
+def all_of(problem: SelectionProblem, parameters: Sequence[Parameter]) -> Selection:
+    """All entries of some parameters, with their scores."""
+    indices = problem.layout.indices(parameters).to(problem.score.device)
+    return Selection(indices, problem.score[indices])
+
+
 def rounded(values: Tensor) -> Tensor:
-    """Values to 12 significant digits, so that rounding noise does not decide between equals."""
+    """Values to 12 significant digits, so that rounding noise does not decide between equal values."""
     values = values.double()
     magnitude = values.abs()
     exponent = torch.floor(torch.log10(magnitude.clamp(min=1e-290)))

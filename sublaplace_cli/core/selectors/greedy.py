@@ -18,52 +18,49 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import NumericsError, UserError
+from ...errors import NumericsError, Reason
 from ..linalg import check_condition, column_squares, mirrored
 from ..omega.precision import Precision
 from . import Selection, SelectionProblem, largest, rounded
-from .column_cache import ColumnCache
-from .device_pivots import pivots_on_device
-from .schur import Complement, DualSchur, PrimalSchur, Schur
+from .pool import candidates_of, check_pool, pool_size
+from .search.column_cache import ColumnCache
+from .search.device_pivots import pivots_on_device
+from .search.schur import Complement, DualSchur, PrimalSchur, Schur
 
-PANEL = 512  # candidates among which pivots are taken in one go
+GREEDY_PANEL = 512  # candidates among which pivots are taken in one go
 SOUND = 1 - 1e-6  # d/v is at least 1; rounding may take a little of that, not more
 SWEEP = 3072  # candidates whose bounds are brought up to date in one go
-NOTHING = (-1.0, 0)  # the best bound outside a panel where there is none
+NO_BOUND = (-1.0, 0)  # the best bound outside a panel where there is none
 FIRST_LOOK = 64  # pivots that a candidate's bound is lowered by when it is looked at for the first time
 SMALL_POOL = 2048, 4  # candidates that are factored as a whole: at most so many, and so many times k
 LOOSE = 1e-3  # a bound whose margin for rounding is a larger share of it than this is computed from scratch
 
 
+check = check_pool
+
+
+def advise(problem: SelectionProblem, k: int) -> str | None:
+    """A note where columns will probably be dropped and computed again."""
+    size, precision = pool_size(problem.pool, k, problem.layout.size), problem.precision
+    if _is_small(size, k, precision) or columns_held(precision) >= min(first_width(k), size):
+        return None
+    return (
+        f"greedy: the memory budget has room for the columns of {columns_held(precision)} of {size} candidates, and "
+        "fetching others takes a pass over all rows; a smaller pool (2k, paper) or more memory is faster"
+    )
+
+
 def greedy(problem: SelectionProblem, k: int) -> Selection:
-    """The largest remaining d_j / v_j, k times, among the candidates of `--pool`."""
-    p = problem.layout.size
-    size = pool_size(problem.pool, k, p)
-    scale = problem.prior
-    candidates = largest(problem.score / scale, size) if size < p else torch.arange(p, device=scale.device)
-    bounds = (problem.data_diagonal + problem.prior)[candidates] / scale[candidates]
-    trace = float((problem.data_diagonal / scale).sum())
-    check_condition(trace / problem.precision.n_rows)  # a bound from below
-    candidates, order = candidates.sort()
-    if _is_small(size, k, problem.precision):
-        indices, pivots = _whole_pool(problem.precision, candidates, k)
+    """The largest remaining d_j / v_j, k times, among the candidates of the pool."""
+    precision, candidates = problem.precision, candidates_of(problem, k)
+    trace = float((problem.data_diagonal / problem.prior).sum())
+    check_condition(trace / precision.n_rows)  # a bound from below
+    if _is_small(len(candidates), k, precision):
+        indices, pivots = _whole_pool(precision, candidates, k)
     else:
-        indices, pivots = _Search(problem.precision, candidates, bounds[order], k, trace).run()
-    return Selection(indices, pivots * scale[indices])
-
-
-def pool_size(pool: str, k: int, p: int) -> int:
-    """How many candidates `--pool` asks for: all, 2k, paper, or a number."""
-    if pool == "all":
-        return p
-    if pool == "2k":
-        return min(2 * k, p)
-    if pool == "paper":
-        return min(max(min(2 * k + 1000, p - 1, 30_000), k), p)
-    size = int(pool)
-    if size < k:
-        raise UserError(f"--pool {size} is smaller than --k {k}", hint="a pool must hold at least k candidates")
-    return min(size, p)
+        bounds = (problem.data_diagonal + problem.prior)[candidates] / problem.prior[candidates]
+        indices, pivots = _Search(precision, candidates, bounds, k, trace).run()
+    return Selection(indices, pivots * problem.prior[indices])
 
 
 def first_width(k: int) -> int:
@@ -78,12 +75,7 @@ def columns_room(memory: int) -> int:
 
 def columns_held(precision: Precision) -> int:
     """For how many columns there is room."""
-    return max(PANEL, columns_room(precision.memory) // (8 * precision.n_rows))
-
-
-def is_cramped(precision: Precision, size: int, k: int) -> bool:
-    """Whether columns of `size` candidates will probably have to be let go, and made again, on the way."""
-    return not _is_small(size, k, precision) and columns_held(precision) < min(first_width(k), size)
+    return max(GREEDY_PANEL, columns_room(precision.memory) // (8 * precision.n_rows))
 
 
 def _is_small(size: int, k: int, precision: Precision) -> bool:
@@ -96,7 +88,7 @@ def _whole_pool(precision: Precision, candidates: Tensor, k: int) -> tuple[Tenso
     """Pivoted Cholesky of the candidates' sub-matrix: (indices, pivots)."""
     T = mirrored(precision.submatrix(candidates))
     T.diagonal().add_(1.0)
-    taken, pivots, remaining = _pivot_inside(T, torch.arange(len(candidates)), NOTHING, k, sure=True)
+    taken, pivots, remaining = _pivot_inside(T, torch.arange(len(candidates)), NO_BOUND, k, sure=True)
     left = torch.ones(len(candidates), dtype=torch.bool, device=T.device)
     left[taken] = False
     require_sound(remaining[left])
@@ -108,7 +100,7 @@ class _Search:
 
     def __init__(self, precision: Precision, candidates: Tensor, bounds: Tensor, k: int, trace: float) -> None:
         rows, device = precision.n_rows, bounds.device
-        self.watch = precision.watch
+        self.progress = precision.progress
         self.candidates = candidates  # flat indices, rising
         self.bounds = bounds.clone()  # upper bounds of d/v, aligned with `candidates`; −1 once chosen
         self.as_of = torch.zeros(len(bounds), dtype=torch.int64, device=device)  # |S| at that time
@@ -123,27 +115,27 @@ class _Search:
         self.cache = ColumnCache(precision, candidates, first_width(k), columns_held(precision))
 
     def run(self) -> tuple[Tensor, Tensor]:
-        with self.watch("greedy: parameters chosen", self.k) as progress:
+        with self.progress("greedy: parameters chosen", self.k) as bar:
             while len(self.chosen) < self.k:
                 before = len(self.chosen)
                 self._panel()
-                progress.advance(len(self.chosen) - before)
+                bar.advance(len(self.chosen) - before)
         positions = torch.tensor(self.chosen, device=self.bounds.device)
         return self.candidates[positions], torch.tensor(self.pivots, dtype=torch.float64, device=self.bounds.device)
 
     def _panel(self) -> None:
         """Take pivots among the best candidates while nothing outside can beat them."""
         order = self._best_up_to_date()
-        panel, rest = order[:PANEL].sort().values, order[PANEL:]
+        panel, rest = order[:GREEDY_PANEL].sort().values, order[GREEDY_PANEL:]
         self.cache.hold(panel, self.bounds)
         A = self.cache.columns(panel)  # (N·C, b)
         complement = self.schur.complement(A)
         T = complement.T  # (b, b)
         # Values that are up to date already decide at once: rounding must not send them round in circles.
         fresh = bool((T.diagonal() >= self.bounds[panel] * (1 - 1e-11)).all())
-        outside = (float(rounded(self.bounds[rest])[0]), int(rest[0])) if len(rest) else NOTHING
+        outside = (float(rounded(self.bounds[rest])[0]), int(rest[0])) if len(rest) else NO_BOUND
         taken, pivots, remaining = _pivot_inside(T, panel, outside, self.k - len(self.chosen), sure=fresh)
-        self.careful = len(taken) < PANEL // 8
+        self.careful = len(taken) < GREEDY_PANEL // 8
         if taken:
             some = torch.tensor(taken, device=panel.device)
             directions = self.schur.extend(
@@ -161,8 +153,8 @@ class _Search:
     def _best_up_to_date(self) -> Tensor:
         """The candidates with the largest bounds, after refreshing until those of a panel are mostly up to date."""
         while True:
-            order = self._top(PANEL + 1)
-            if int(self._stale(order).sum()) <= PANEL // 4:
+            order = self._top(GREEDY_PANEL + 1)
+            if int(self._stale(order).sum()) <= GREEDY_PANEL // 4:
                 return order
             sweep = self._top(min(SWEEP, self.cache.most))
             self._refresh(sweep[self._stale(sweep)])
@@ -219,7 +211,7 @@ def require_sound(values: Tensor) -> None:
         raise NumericsError(
             f"greedy: a Schur complement fell to {float(values.min()):.3g} times the prior precision, which it can "
             "never go below: the data term is too large beside the prior for float64",
-            hint="raise posterior.prior_precision or posterior.noise_variance, or choose a smaller k",
+            reason=Reason.SCHUR_COMPLEMENT_LOST,
         )
 
 

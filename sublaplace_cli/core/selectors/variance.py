@@ -15,9 +15,11 @@ from torch import Tensor
 from ..jacobian.rows import Jacobian
 from ..linalg import solve_lower, solve_lower_transposed
 from ..omega.precision import Precision
-from ..omega.row_sums import column_chunks, pull, squared_gradients, weigh_rows
+from ..omega.row_sums import column_chunks, pull, squared_gradients
+from ..omega.weighting import weigh_rows
 from . import Selection, SelectionProblem, largest
-from .greedy import pool_size, require_sound
+from .greedy import require_sound
+from .pool import candidates_of, check_pool
 
 FRESH = 32  # candidates that are computed afresh at each step
 NOTHING = 1e-12  # share of its first value below which a residual is rounding
@@ -25,17 +27,16 @@ DRIFT = 1e-8  # difference between updated and fresh values from which on everyt
 CHUNK = 1024  # candidates that are computed afresh together
 
 
+check = check_pool
+
+
 def variance(problem: SelectionProblem, k: int) -> Selection:
-    """The largest gain in the variance of the reference rows, k times, among the candidates of `--pool`."""
-    p = problem.layout.size
-    size = pool_size(problem.pool, k, p)
-    candidates = (
-        largest(problem.score / problem.prior, size) if size < p else torch.arange(p, device=problem.prior.device)
-    )
-    search = _Search(problem.precision, problem.reference, candidates.sort().values)
-    with problem.precision.watch("variance: parameters chosen", k) as progress:
+    """The largest gain in the variance of the reference rows, k times, among the candidates of the pool."""
+    candidates = candidates_of(problem, k)
+    search = _VarianceSearch(problem.precision, problem.reference, candidates)
+    with problem.precision.progress("variance: parameters chosen", k) as bar:
         while len(search.chosen) < k and search.step():
-            progress.advance(1)
+            bar.advance(1)
     taken = torch.tensor(search.chosen, dtype=torch.int64, device=candidates.device)
     # Once nothing adds anything, the reference rows have no more to say: the rest by their scores.
     left = search.alive.nonzero().squeeze(1)
@@ -45,7 +46,7 @@ def variance(problem: SelectionProblem, k: int) -> Selection:
     return Selection(search.candidates[torch.cat([taken, rest])], gains)
 
 
-class _Search:
+class _VarianceSearch:
     """State of one run, all of it in the prior's metric."""
 
     def __init__(self, precision: Precision, reference: Jacobian, candidates: Tensor) -> None:

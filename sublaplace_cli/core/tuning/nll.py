@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LEAST, MOST = 1e-6, 1e6
-GRID = 61
-REFINEMENTS = 40
+LEAST_ALPHA, MOST_ALPHA = 1e-6, 1e6
+ALPHA_GRID = 61
+ALPHA_REFINEMENTS = 40
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -37,11 +37,11 @@ class Spectrum:
 
 def minimise(loss: Callable[[float], float]) -> tuple[float, float]:
     """(α, loss) of the least loss over the allowed range: a grid in log α, then the best interval refined."""
-    side = torch.linspace(math.log(LEAST), math.log(MOST), GRID, dtype=torch.float64).tolist()
+    side = torch.linspace(math.log(LEAST_ALPHA), math.log(MOST_ALPHA), ALPHA_GRID, dtype=torch.float64).tolist()
     losses = [loss(math.exp(x)) for x in side]
-    best = min(range(GRID), key=losses.__getitem__)
-    low, high = side[max(0, best - 1)], side[min(GRID - 1, best + 1)]
-    for _ in range(REFINEMENTS):
+    best = min(range(ALPHA_GRID), key=losses.__getitem__)
+    low, high = side[max(0, best - 1)], side[min(ALPHA_GRID - 1, best + 1)]
+    for _ in range(ALPHA_REFINEMENTS):
         first, second = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
         if loss(math.exp(first)) <= loss(math.exp(second)):
             high = second

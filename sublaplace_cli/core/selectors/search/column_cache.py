@@ -7,8 +7,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..omega.precision import Precision
-from . import largest
+from ...omega.precision import Precision
+from .. import largest
 
 HELD = -2.0  # below every bound: those of candidates are at least 1, those of chosen ones −1
 

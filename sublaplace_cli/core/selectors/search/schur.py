@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..jacobian.blocks import add_upper
-from ..linalg import column_squares, safe_cholesky, self_product, solve_lower, solve_lower_transposed
+from ...jacobian.blocks import add_upper
+from ...linalg import column_squares, safe_cholesky, self_product, solve_lower, solve_lower_transposed
 
 
 class Complement(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from . import rounded
+from .. import rounded
 
 AT_ONCE = 64  # pivots between two looks at the outcome; those behind the last one that counts are thrown away
 Ends = Callable[[int, float, int], bool]  # (how many before it, value, place) → whether this pivot is not taken

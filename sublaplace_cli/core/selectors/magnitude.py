@@ -1,0 +1,12 @@
+"""The k largest parameters by absolute value."""
+
+from __future__ import annotations
+
+from . import Selection, SelectionProblem, largest
+
+
+def magnitude(problem: SelectionProblem, k: int) -> Selection:
+    """The k largest |θ|."""
+    sizes = problem.theta.abs()
+    indices = largest(sizes, k)
+    return Selection(indices, sizes[indices])

@@ -1,0 +1,12 @@
+"""The k smallest entries of diag(Ω), as earlier sub-network methods choose."""
+
+from __future__ import annotations
+
+from . import Selection, SelectionProblem, smallest
+
+
+def subnet_diagonal(problem: SelectionProblem, k: int) -> Selection:
+    """The k smallest of diag(Ω)."""
+    diagonal = problem.data_diagonal + problem.prior
+    indices = smallest(diagonal, k)
+    return Selection(indices, diagonal[indices])

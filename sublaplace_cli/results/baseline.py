@@ -1,4 +1,4 @@
-"""The JSON of an earlier run, to compare with: the same rows of data, method, k and metrics; other weights, perhaps."""
+"""The JSON of an earlier run to compare with: same data, methods, k and metrics, possibly other weights."""
 
 from __future__ import annotations
 
@@ -9,77 +9,103 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..catalog import METRIC_VERSION, METRICS
 from ..errors import UserError
-
-NOMINAL = 0.95
-Row = Mapping[str, Any]
+from .metric_table import LISTED, METRIC_VERSION, METRICS, NOMINAL
+from .result import SCHEMA, Result, Row, SweepResult
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """An earlier result, as far as it is compared with."""
+    """The part of an earlier result that is compared."""
 
     path: Path
-    rows: list[Row]  # of a sweep over checkpoints: the means
-    made_from: Mapping[str, Any]
+    rows: tuple[Row, ...]  # of a sweep: the means
+    provenance: Mapping[str, Any]
     is_sweep: bool
     bracket: Any = None
 
-    def unlike(self, result: Mapping[str, Any], metric: str) -> str | None:
-        """Why a metric of this result cannot be compared with it; None where it can."""
-        mine, theirs = result["provenance"], self.made_from
+    def mismatch(self, result: Result | SweepResult, needs: str | None = None) -> str | None:
+        """Why this result, or a metric of it that `needs` something, cannot be compared; None if it can."""
+        mine, theirs = result.provenance, self.provenance
         if theirs.get("metrics") != METRIC_VERSION:
             return f"the baseline has metrics of version {theirs.get('metrics')}, this tool of version {METRIC_VERSION}"
         if theirs.get("rows_sha256") != mine["rows_sha256"]:
             return "the baseline is of other data"
         if theirs.get("rescale") != mine["rescale"]:
             return f"the baseline has --rescale {theirs.get('rescale')}, this run {mine['rescale']}"
-        if metric == "coverage95" and theirs.get("oracle_sha256") != mine["oracle_sha256"]:
+        if needs == "oracle" and theirs.get("oracle_sha256") != mine["oracle_sha256"]:
             return "the baseline has another oracle"
-        if metric in ("w2_low", "w2_high") and self.bracket != _bracket(result):
+        if needs == "bracket" and self.bracket != result.bracket:
             return "the baseline has another bracket (--full-rows)"
-        if self.is_sweep != ("mean" in result):
+        if self.is_sweep != isinstance(result, SweepResult):
             return "of the baseline and this run, one is of several checkpoints and one is not"
         return None
 
     def row(self, like: Row) -> Row | None:
-        """Its row of the same method at the same k."""
-        return next((row for row in self.rows if _key(row) == _key(like)), None)
+        """Its row of the same method at the same k, or over the same ks."""
+        same = (like.method, like.k, like.ks)
+        return next((row for row in self.rows if (row.method, row.k, row.ks) == same), None)
 
 
-def _key(row: Row) -> tuple[Any, ...]:
-    """What a row is found by; `ks` are those of a mean over runs that differ in k."""
-    return row.get("method"), row.get("k"), row.get("ks")
+@dataclass(frozen=True)
+class Change:
+    """A metric of a row, now and in the baseline."""
 
-
-def _bracket(result: Mapping[str, Any]) -> Any:
-    if "checkpoints" in result:
-        return [member.get("bracket") for member in result["checkpoints"]]
-    return result.get("bracket")
+    method: str
+    k: int | None
+    metric: str
+    value: float
+    baseline: float
+    change: float
+    worse: bool
+    standard_error: float | None  # of the change
+    within_error: bool | None
 
 
 def load_baseline(path: Path) -> Baseline:
-    """Read and check it; anything but a result of `evaluate` is refused."""
+    """Read and check the file; anything but a result of `evaluate` is refused."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
+        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
         raise UserError(f"--baseline {path}: {reason}", hint="expected what evaluate --json wrote") from None
-    rows = found.get("mean", found.get("rows")) if isinstance(found, dict) else None
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or found.get("schema") != 1:
+    found_rows: Any = found.get("mean", found.get("rows")) if isinstance(found, dict) else None
+    if (
+        not _are_mappings(found_rows)
+        or found.get("schema") != SCHEMA
+        or not _are_mappings(found.get("checkpoints", []))
+    ):
         raise UserError(
             f"--baseline {path}: it is not a result of sublaplace evaluate",
             hint="make one with: sublaplace evaluate … -o baseline.json",
         )
-    for row in rows:
-        for key in (name for metric in METRICS for name in (metric, f"{metric}_se")):
-            if row.get(key) is not None and not _is_number(row[key]):
-                raise UserError(f"--baseline {path}: {key} is {str(row[key])[:40]!r}, expected a finite number or null")
-    if len({json.dumps(_key(row)) for row in rows}) < len(rows):
+    rows = tuple(_row(row, path) for row in found_rows)
+    if len({json.dumps([row.get(key) for key in ("method", "k", "ks")]) for row in found_rows}) < len(rows):
         raise UserError(f"--baseline {path}: it has two rows of the same method and k")
-    made_from = found.get("provenance")
-    return Baseline(path, rows, made_from if isinstance(made_from, dict) else {}, "mean" in found, _bracket(found))
+    provenance = found.get("provenance")
+    bracket = found.get("bracket")
+    if "checkpoints" in found:
+        bracket = [member.get("bracket") for member in found["checkpoints"]]
+    return Baseline(
+        path=path,
+        rows=rows,
+        provenance=provenance if isinstance(provenance, dict) else {},
+        is_sweep="mean" in found,
+        bracket=bracket,
+    )
+
+
+def _row(found: dict[str, Any], path: Path) -> Row:
+    values = {key: found.get(key) for metric in METRICS for key in (metric, f"{metric}_se")}
+    for key, value in values.items():
+        if value is not None and not _is_number(value):
+            raise UserError(f"--baseline {path}: {key} is {str(value)[:40]!r}, expected a finite number or null")
+    ks: Any = found.get("ks")
+    return Row(found.get("method", ""), found.get("k"), values, ks=tuple(ks) if isinstance(ks, list) else ks)
+
+
+def _are_mappings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 
 def _is_number(value: Any) -> bool:
@@ -89,52 +115,49 @@ def _is_number(value: Any) -> bool:
         return False
 
 
-def _no_number(word: str) -> None:
+def _refuse_constant(word: str) -> None:
     raise ValueError(f"{word} is not JSON")
 
 
 def worsening(metric: str, value: float, before: float) -> float:
-    """By how much a metric is worse than before; negative where it is better."""
-    if METRICS[metric] == "nominal":
+    """By how much a metric is worse than before; negative if it is better."""
+    better = METRICS[metric].better
+    if better == "nominal":
         return abs(value - NOMINAL) - abs(before - NOMINAL)
-    return before - value if METRICS[metric] == "higher" else value - before
+    return before - value if better == "higher" else value - before
 
 
 def joint_error(metric: str, *rows: Row) -> float | None:
-    """Standard error of the difference of two rows; None where one of them has none."""
-    errors = [row.get(f"{metric}_se") for row in rows]
-    known = [error for error in errors if error is not None]
+    """Standard error of the difference of two rows; None if one of them has none."""
+    known = [error for row in rows if (error := row.error(metric)) is not None]
     return math.hypot(*known) if len(known) == len(rows) else None
 
 
-def changes(result: Mapping[str, Any], baseline: Baseline) -> list[dict[str, Any]]:
-    """Every metric with a direction that both have: before, now, and whether the change is within its error."""
-    found = []
-    for row in compared_rows(result):
-        before = baseline.row(row)
-        for metric, direction in METRICS.items():
-            if before is None or direction is None or row.get(metric) is None or before.get(metric) is None:
-                continue
-            if baseline.unlike(result, metric) is not None:
-                continue
-            error = joint_error(metric, row, before)
-            change = row[metric] - before[metric]
-            found.append(
-                {
-                    "method": row["method"],
-                    "k": row["k"],
-                    "metric": metric,
-                    "value": row[metric],
-                    "baseline": before[metric],
-                    "change": change,
-                    "worse": worsening(metric, row[metric], before[metric]) > 0,
-                    "standard_error": error,
-                    "within_error": None if error is None else abs(change) <= error,
-                }
-            )
-    return found
+def changes(result: Result | SweepResult, baseline: Baseline) -> tuple[Change, ...]:
+    """All metrics with a direction that both have."""
+    return tuple(
+        change
+        for row in result.compared_rows
+        if (before := baseline.row(row)) is not None
+        for metric in LISTED
+        if METRICS[metric].better is not None and baseline.mismatch(result, METRICS[metric].needs) is None
+        if (change := _change(metric, row, before)) is not None
+    )
 
 
-def compared_rows(result: Mapping[str, Any]) -> list[Row]:
-    """Rows that a baseline is compared with: those of the result, or the means of a sweep."""
-    return result.get("mean", result["rows"])
+def _change(metric: str, row: Row, before: Row) -> Change | None:
+    value, old = row.value(metric), before.value(metric)
+    if value is None or old is None:
+        return None
+    error = joint_error(metric, row, before)
+    return Change(
+        method=row.method,
+        k=row.k,
+        metric=metric,
+        value=value,
+        baseline=old,
+        change=value - old,
+        worse=worsening(metric, value, old) > 0,
+        standard_error=error,
+        within_error=None if error is None else abs(value - old) <= error,
+    )

@@ -1,151 +1,192 @@
-"""The gate: every limit at every row, passed, broken or not to be judged; and the exit code that follows."""
+"""The gate: every limit at every row passes, is broken, or cannot be judged; the exit code follows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from ..steps.settings import Settings
-from .baseline import Baseline, Row, changes, compared_rows, joint_error, worsening
-from .limits import Limit, parse_fail_if, parse_max_regression
+from .baseline import Baseline, Change, changes, joint_error, worsening
+from .limits import Limit
+from .metric_table import METRICS
+from .result import Answer, Result, Row, SweepResult
 
-BROKEN, NOT_JUDGED = 1, 4  # exit codes
-COMPARED = "baseline"  # stands for a metric where a whole row could not be compared
-Check = dict[str, Any]
-
-
-def limits_of_command(settings: Settings) -> list[Limit]:
-    """The limits that are typed on the command line."""
-    return [*map(parse_fail_if, settings.fail_if), *map(parse_max_regression, settings.max_regression)]
+EXIT_BROKEN, EXIT_NOT_JUDGED = 1, 4
+WHOLE_ROW = "baseline"  # in place of a metric, where a whole row could not be compared
+Judged = TypeVar("Judged", Result, SweepResult)
 
 
-def judge(
-    result: Mapping[str, Any], limits: Sequence[Limit], baseline: Baseline | None, significant: bool
-) -> dict[str, Any] | None:
-    """The `gate` of a result; None where nothing was asked for."""
+@dataclass(frozen=True)
+class Before:
+    """The value of a metric in the baseline."""
+
+    baseline: float
+    change: float
+
+
+@dataclass(frozen=True)
+class Excess:
+    """The standard error of the value that breaks a limit, and whether the limit is broken by no more than that."""
+
+    standard_error: float | None
+    within_error: bool | None
+
+
+@dataclass(frozen=True)
+class Check:
+    """One limit at one row."""
+
+    row: Row
+    metric: str
+    limit: str
+    passed: bool | None = None  # None: could not be judged
+    why: str | None = None  # the reason for that
+    before: Before | None = None
+    excess: Excess | None = None  # of a broken limit
+
+    @property
+    def verdict(self) -> str:
+        """The outcome in a word or two."""
+        if self.passed is None:
+            return "not judged"
+        if self.passed:
+            return "within error" if self.excess is not None and self.excess.within_error else "passed"
+        return "failed"
+
+    @property
+    def description(self) -> str:
+        """“gradient (k = 200): w2 = 0.12, limit max 0.1”, and what else is known."""
+        if self.metric == WHOLE_ROW:
+            return f"{self.row.name}: {self.why}"
+        value = self.row.value(self.metric)
+        shown = "not known" if value is None else f"{value:.6g}"
+        text = f"{self.row.name}: {self.metric} = {shown}, limit {self.limit}"
+        if self.before is not None:
+            text += f", baseline {self.before.baseline:.6g} ({self.before.change:+.3g})"
+        if self.excess is not None and self.excess.standard_error is not None:
+            inside = "no more" if self.excess.within_error else "more"
+            text += f"; broken by {inside} than the standard error of {self.excess.standard_error:.3g}"
+        return text if self.why is None else f"{text}: {self.why}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The check as JSON."""
+        return {
+            "metric": self.metric,
+            "method": self.row.method,
+            "k": self.row.k,
+            **self.row.run,
+            "value": self.row.value(self.metric),
+            "limit": self.limit,
+            "passed": self.passed,
+            **({} if self.why is None else {"why": self.why}),
+            **({} if self.before is None else vars(self.before)),
+            **({} if self.excess is None else vars(self.excess)),
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The changes since a baseline."""
+
+    file: str
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """All checks of a result, and the comparison with a baseline if there is one."""
+
+    checks: tuple[Check, ...]
+    comparison: Comparison | None = None
+
+    @property
+    def passed(self) -> bool | None:
+        """False if a limit is broken, else None if one could not be judged, else True."""
+        verdicts = [check.passed for check in self.checks]
+        return False if False in verdicts else None if None in verdicts else True
+
+    def as_dict(self) -> dict[str, Any]:
+        """The gate as JSON."""
+        gate: dict[str, Any] = {"passed": self.passed, "checks": [check.as_dict() for check in self.checks]}
+        if self.comparison is not None:
+            listed = [dict(vars(change)) for change in self.comparison.changes]
+            gate["baseline"] = {"file": self.comparison.file, "changes": listed}
+        return gate
+
+
+def judge(result: Judged, limits: Sequence[Limit], baseline: Baseline | None, significant: bool) -> Judged:
+    """The result with its gate; as it is if there is nothing to judge."""
     if not limits and baseline is None:
-        return None
+        return result
     checks: list[Check] = []
     for limit in limits:
         if limit.kind == "max_regression":
-            checks += [_compared(row, limit, result, baseline, significant) for row in compared_rows(result)]
+            checks += [_compare(row, limit, result, baseline, significant) for row in result.compared_rows]
         else:
-            checks += [_held(row, limit, significant) for row in result["rows"]]
-    if baseline is not None:
-        checks += _not_compared(result, baseline, checks)
-    verdicts = [check["passed"] for check in checks]
-    passed = False if False in verdicts else None if None in verdicts else True
-    gate: dict[str, Any] = {"passed": passed, "checks": checks}
-    if baseline is not None:
-        gate["baseline"] = {"file": str(baseline.path), "changes": changes(result, baseline)}
-    return gate
+            checks += [_hold(row, limit, significant) for row in result.rows]
+    if baseline is None:
+        return replace(result, gate=Gate(tuple(checks)))
+    if not any(limit.kind == "max_regression" for limit in limits):
+        checks += _not_comparable(result, baseline)
+    return replace(result, gate=Gate(tuple(checks), Comparison(str(baseline.path), changes(result, baseline))))
 
 
-def exit_code(result: Mapping[str, Any]) -> int:
-    """0 all held, 1 one was broken, 4 one could not be judged; 1 wins over 4."""
-    gate = result.get("gate")
-    verdicts = [check["passed"] for check in gate["checks"]] if gate else []
-    return BROKEN if False in verdicts else NOT_JUDGED if None in verdicts else 0
+def exit_code(result: Answer) -> int:
+    """0: all limits hold, 1: one is broken, 4: one could not be judged; 1 wins over 4."""
+    if result.gate is None:
+        return 0
+    return {True: 0, False: EXIT_BROKEN, None: EXIT_NOT_JUDGED}[result.gate.passed]
 
 
-def _not_compared(result: Mapping[str, Any], baseline: Baseline, checks: Sequence[Check]) -> list[Check]:
-    """Rows that the baseline cannot be compared with, where no limit has said so: that is never a pass."""
-    if any(check["limit"].startswith("max_regression") for check in checks):
-        return []
-    found = []
-    for row in compared_rows(result):
-        why = baseline.unlike(result, COMPARED)
-        if why is None and baseline.row(row) is None:
-            why = _no_row(row)
-        if why is not None:
-            found.append({**_check(row, Limit(COMPARED, "max_regression", 0.0), why=why), "limit": "comparable"})
-    return found
+def _not_comparable(result: Result | SweepResult, baseline: Baseline) -> list[Check]:
+    """Rows that cannot be compared with the baseline: never a pass, even without a limit."""
+    reasons = [
+        (row, baseline.mismatch(result) or (None if baseline.row(row) is not None else _no_row(row)))
+        for row in result.compared_rows
+    ]
+    return [Check(row, WHOLE_ROW, "comparable", why=why) for row, why in reasons if why is not None]
 
 
 def _no_row(row: Row) -> str:
-    at = "" if row["k"] is None else f" at k = {row['k']}"
-    return f"the baseline has no row of {row['method']}{at}"
+    at_k = "" if row.k is None else f" at k = {row.k}"
+    return f"the baseline has no row of {row.method}{at_k}"
 
 
-def _check(row: Row, limit: Limit, **more: Any) -> Check:
-    place = {key: row[key] for key in ("checkpoint", "seed") if key in row}
-    return {
-        "metric": limit.metric,
-        "method": row["method"],
-        "k": row["k"],
-        **place,
-        "value": row.get(limit.metric),
-        "limit": limit.text,
-        "passed": None,
-        **more,
-    }
-
-
-def _held(row: Row, limit: Limit, significant: bool) -> Check:
-    value, error = row.get(limit.metric), row.get(f"{limit.metric}_se")
+def _hold(row: Row, limit: Limit, significant: bool) -> Check:
+    check = Check(row, limit.metric, limit.text)
+    value, error = row.value(limit.metric), row.error(limit.metric)
     if value is None:
-        return _check(row, limit, why=_missing(row, limit.metric))
+        return replace(check, why=_missing(row, limit.metric))
     if not limit.broken_by(value):
-        return _check(row, limit, passed=True)
+        return replace(check, passed=True)
     within = None if error is None else abs(value - limit.amount) <= error
-    return _broken(row, limit, within, significant, standard_error=error)
+    return _broken(check, Excess(error, within), significant)
 
 
-def _compared(row: Row, limit: Limit, result: Mapping[str, Any], baseline: Baseline | None, significant: bool) -> Check:
-    value = row.get(limit.metric)
+def _compare(
+    row: Row, limit: Limit, result: Result | SweepResult, baseline: Baseline | None, significant: bool
+) -> Check:
+    check, metric = Check(row, limit.metric, limit.text), limit.metric
     if baseline is None:
-        return _check(row, limit, why="there is no --baseline to compare with")
-    why = baseline.unlike(result, limit.metric)
-    before = baseline.row(row)
+        return replace(check, why="there is no --baseline to compare with")
+    why, before = baseline.mismatch(result, METRICS[metric].needs), baseline.row(row)
     if why is not None or before is None:
-        return _check(row, limit, why=why or _no_row(row))
-    if value is None or before.get(limit.metric) is None:
-        why = _missing(row, limit.metric) if value is None else f"the baseline has no {limit.metric}"
-        return _check(row, limit, why=why)
-    allowed = limit.amount * abs(before[limit.metric]) if limit.relative else limit.amount
-    known = {"baseline": before[limit.metric], "change": value - before[limit.metric]}
-    excess = worsening(limit.metric, value, before[limit.metric]) - allowed
+        return replace(check, why=why or _no_row(row))
+    value, old = row.value(metric), before.value(metric)
+    if value is None or old is None:
+        return replace(check, why=_missing(row, metric) if value is None else f"the baseline has no {metric}")
+    check = replace(check, before=Before(old, value - old))
+    excess = worsening(metric, value, old) - (limit.amount * abs(old) if limit.relative else limit.amount)
     if excess <= 0:
-        return _check(row, limit, passed=True, **known)
-    error = joint_error(limit.metric, row, before)
-    within = None if error is None else excess <= error
-    return _broken(row, limit, within, significant, **known, standard_error=error)
+        return replace(check, passed=True)
+    error = joint_error(metric, row, before)
+    return _broken(check, Excess(error, None if error is None else excess <= error), significant)
 
 
-def _broken(row: Row, limit: Limit, within: bool | None, significant: bool, **known: Any) -> Check:
-    """A limit that does not hold; with --significant it fails only where it is broken by more than the error."""
-    return _check(row, limit, passed=bool(significant and within), **known, within_error=within)
+def _broken(check: Check, excess: Excess, significant: bool) -> Check:
+    """With --significant, a limit fails only if it is broken by more than the standard error."""
+    return replace(check, passed=bool(significant and excess.within_error), excess=excess)
 
 
 def _missing(row: Row, metric: str) -> str:
-    return row.get("why", {}).get(metric, f"this row has no {metric}")
-
-
-def verdict(check: Check) -> str:
-    """One word for how a check ended."""
-    if check["passed"] is None:
-        return "not judged"
-    if check["passed"]:
-        return "within error" if check.get("within_error") else "passed"
-    return "failed"
-
-
-def described(check: Check) -> str:
-    """“gradient (k = 200): w2 = 0.12, limit max 0.1”, with what else is known."""
-    if check["metric"] == COMPARED:
-        return f"{name_of(check)}: {check['why']}"
-    value = "not known" if check["value"] is None else f"{check['value']:.6g}"
-    text = f"{name_of(check)}: {check['metric']} = {value}, limit {check['limit']}"
-    if check.get("baseline") is not None:
-        text += f", baseline {check['baseline']:.6g} ({check['change']:+.3g})"
-    if check.get("standard_error") is not None:
-        inside = "no more" if check.get("within_error") else "more"
-        text += f"; broken by {inside} than the standard error of {check['standard_error']:.3g}"
-    return text if check.get("why") is None else f"{text}: {check['why']}"
-
-
-def name_of(check: Check) -> str:
-    """The row that a check is about."""
-    method = check["method"] if check["k"] is None else f"{check['method']} (k = {check['k']})"
-    seed = f", seed {check['seed']}" if check.get("seed") else ""
-    return f"{check['checkpoint']}{seed}: {method}" if "checkpoint" in check else method
+    return row.why.get(metric, f"this row has no {metric}")

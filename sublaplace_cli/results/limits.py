@@ -1,29 +1,30 @@
-"""What a gate asks for: limits on metrics, as typed on the command line or in the spec."""
+"""Limits on metrics, from the command line or the spec."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..catalog import METRICS
 from ..errors import UserError, suggestion
+from .metric_table import LISTED, METRICS
 
 Kind = Literal["max", "min", "below", "above", "max_regression"]
-# A --fail-if names what must not happen; the limit is what must hold instead.
+# --fail-if states what must not happen; the limit is the opposite, what must hold.
 _MUST_HOLD: dict[str, Kind] = {">": "max", "<": "min", ">=": "below", "<=": "above"}
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 
 
 @dataclass(frozen=True)
 class Limit:
-    """One limit on one metric; it applies to every row."""
+    """One limit on one metric, for every row."""
 
     metric: str
     kind: Kind
     amount: float
-    relative: bool = False  # a regression as a share of the baseline's value
+    relative: bool = False  # a regression given as a share of the baseline's value
 
     @property
     def text(self) -> str:
@@ -31,7 +32,7 @@ class Limit:
         return f"{self.kind} {100 * self.amount:.12g}%" if self.relative else f"{self.kind} {self.amount:.12g}"
 
     def broken_by(self, value: float) -> bool:
-        """Whether a value lies on the wrong side; for limits that need no baseline."""
+        """Whether a value breaks a limit that needs no baseline."""
         if self.kind == "max":
             return value > self.amount
         if self.kind == "below":
@@ -39,8 +40,13 @@ class Limit:
         return value < self.amount if self.kind == "min" else value <= self.amount
 
 
+def parse_limits(fail_if: Sequence[str], max_regression: Sequence[str]) -> list[Limit]:
+    """The limits of a command line, in their order."""
+    return [*map(parse_fail_if, fail_if), *map(parse_max_regression, max_regression)]
+
+
 def parse_fail_if(text: str) -> Limit:
-    """`w2 > 0.1`: the run fails where that is so."""
+    """`w2 > 0.1`: the run fails if this is true."""
     match = re.fullmatch(r"\s*(\S+?)\s*(>=|<=|>|<)\s*(\S+)\s*", text)
     if match is None:
         raise UserError(
@@ -58,17 +64,17 @@ def parse_max_regression(text: str) -> Limit:
             f"--max-regression {text!r} is not METRIC=AMOUNT",
             hint="for example: --max-regression w2=0.01 or --max-regression nll=5%",
         )
-    known = _known(metric, "--max-regression")
-    if METRICS[known] is None:
-        raise UserError(f"--max-regression {text!r}: {known} has no better direction", hint=_directed())
+    name = _known(metric, "--max-regression")
+    if METRICS[name].better is None:
+        raise UserError(f"--max-regression {text!r}: {name} has no better direction", hint=_directed())
     try:
-        return Limit(known, "max_regression", *regression_amount(amount))
+        return Limit(name, "max_regression", *regression_amount(amount))
     except ValueError as error:
         raise UserError(f"--max-regression {text!r}: {error}") from None
 
 
 def regression_amount(value: object) -> tuple[float, bool]:
-    """(amount, whether it is a share of the baseline's value) of 0.01 or "5%"."""
+    """0.01 or "5%" → (amount, whether it is a share of the baseline's value)."""
     text = str(value).strip()
     share = text.endswith("%")
     number = text.removesuffix("%").strip()
@@ -90,4 +96,4 @@ def _finite(number: str, where: str) -> float:
 
 
 def _directed() -> str:
-    return "one of: " + ", ".join(name for name, direction in METRICS.items() if direction is not None)
+    return "one of: " + ", ".join(name for name in LISTED if METRICS[name].better is not None)

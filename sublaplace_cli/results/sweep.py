@@ -1,0 +1,99 @@
+"""Several runs as one answer: all rows, mean ± standard error over the runs, and what differs between them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from .metric_table import LISTED
+from .result import Listing, Result, Row, Setup, SweepMember, SweepResult
+
+
+class RunLabel(Protocol):
+    """What tells one run of a sweep from another."""
+
+    @property
+    def checkpoint(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+
+
+def combine(labels: Sequence[RunLabel], results: Sequence[Result]) -> SweepResult:
+    """The result of a sweep from those of its runs."""
+    members = [SweepMember(label.checkpoint, label.seed, own) for label, own in zip(labels, results, strict=True)]
+    fulls = [result.full for result in results if result.full is not None]
+    setups = [vars(result.setup) for result in results]
+    return SweepResult(
+        setup=Setup(**{key: _common([setup[key] for setup in setups]) for key in setups[0]}),
+        provenance={key: _common([own.provenance[key] for own in results]) for key in results[0].provenance},
+        full=_mean(fulls, members) if len(fulls) == len(results) else None,
+        rows=tuple(_labelled(row, member) for member in members for row in member.result.rows),
+        mean=tuple(_mean(rows, members) for rows in zip(*(result.rows for result in results), strict=True)),
+        members=tuple(members),
+        seconds=_added([result.seconds or {} for result in results]),
+    )
+
+
+def combine_plans(checkpoints: Sequence[str], plans: Sequence[Listing]) -> Listing:
+    """The dry run of a sweep: runs follow one another, so memory is that of the largest, and files add up."""
+    values = [plan.values for plan in plans]
+    numbered = list(enumerate(values, start=1))
+    return Listing(
+        {
+            **values[0],
+            "runs": len(values),
+            "checkpoints": list(checkpoints),
+            "run_dir": [own["run_dir"] for own in values],
+            "memory_estimate": max(own["memory_estimate"] for own in values),
+            "bytes_to_write": sum(own["bytes_to_write"] for own in values),
+            "files": {f"{number}/{stem}": size for number, own in numbered for stem, size in own["files"].items()},
+            "reused": sorted(f"{number}/{stem}" for number, own in numbered for stem in own["reused"]),
+        }
+    )
+
+
+def _labelled(row: Row, member: SweepMember) -> Row:
+    return Row(row.method, row.k, row.values, row.why, member.checkpoint, member.seed)
+
+
+def _common(values: Sequence[Any]) -> Any:
+    return values[0] if all(value == values[0] for value in values) else None
+
+
+def _mean(rows: Sequence[Row], members: Sequence[SweepMember]) -> Row:
+    """Mean and standard error (ddof 1) of every metric over the runs."""
+    ks, values, why = tuple(row.k for row in rows), dict[str, float | None](), dict[str, str]()
+    k = _common(ks)
+    if k != ks[0]:
+        why["k"] = f"it differs between the runs: {', '.join(map(str, ks))}"
+    for metric in (name for name in LISTED if name in rows[0].values):
+        values[metric] = values[f"{metric}_se"] = None
+        known = [value for row in rows if (value := row.values[metric]) is not None]
+        if len(known) < len(rows):
+            reasons = [row.why.get(metric) for row in rows if row.values[metric] is None]
+            why[metric] = reasons[0] or "not known in every run"
+            continue
+        values[metric] = statistics.fmean(known)
+        independent = _independent(known, members)
+        if len(independent) > 1:
+            values[f"{metric}_se"] = statistics.stdev(independent) / math.sqrt(len(independent))
+        else:
+            why[f"{metric}_se"] = "one run has no standard error"
+    return Row(rows[0].method, k, values, why, n=len(rows), ks=ks if "k" in why else None)
+
+
+def _independent(values: Sequence[float], members: Sequence[SweepMember]) -> list[float]:
+    """One value per checkpoint, because its seeds are not further trainings; with one checkpoint, one per seed."""
+    by_checkpoint: dict[str, list[float]] = {}
+    for member, value in zip(members, values, strict=True):
+        by_checkpoint.setdefault(member.checkpoint, []).append(value)
+    if len(by_checkpoint) == 1:
+        return list(values)
+    return [statistics.fmean(own) for own in by_checkpoint.values()]
+
+
+def _added(seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for each in seconds for name in each)
+    return {name: round(sum(each.get(name, 0.0) for each in seconds), 4) for name in names}

@@ -18,13 +18,9 @@ def main() -> None:
 
         app()
     except signals.Interrupted as interruption:
-        from .distributed.process_group import end_of
+        from .distributed.process_group import exit_after_signal
 
-        signals.ignore()
-        message, code = end_of(interruption.exit_code)
-        sys.stderr.write(message)
-        sys.stderr.flush()
-        os._exit(code)  # at once: threads of a library could only delay it
+        exit_after_signal(interruption.exit_code)
 
 
 def prefer_large_pages() -> None:
@@ -35,7 +31,7 @@ def prefer_large_pages() -> None:
 def _prepare_streams() -> None:
     """A closed stream becomes an empty one; what an encoding cannot show becomes '?', not an error.
 
-    Of several ranks the first one speaks, and on every machine one of errors before they know of each other.
+    Of several ranks only the first one prints results; before they have joined, one rank per machine prints errors.
     """
     silent = {"stdout": os.environ.get("RANK", "0") != "0", "stderr": os.environ.get("LOCAL_RANK", "0") != "0"}
     several = os.environ.get("WORLD_SIZE", "1") not in ("", "1")

@@ -21,8 +21,8 @@ import typer
 
 from .. import __version__, signals
 from ..catalog import FORMATS, PICTURES, SUFFIXES, load
-from ..distributed import process_group as parallel
-from ..distributed import ranks
+from ..distributed.process_group import exit_if_distributed, report_error, worker_group
+from ..distributed.ranks import RankInfo, current_rank
 from ..errors import SublaplaceError
 from ..steps.request import check_usage
 from ..steps.settings import Settings
@@ -114,18 +114,18 @@ def _execute(command: str, settings: Settings) -> None:
     """The error boundary: every failure becomes one message and an exit code."""
     console = Console(settings.quiet, settings.verbose)
     try:
-        here = ranks.place()
-        if not here.leads:
+        info = current_rank()
+        if not info.is_leader:
             console = Console(quiet=True)
-        code = _run(command, settings, console, here)
+        code = _run(command, settings, console, info)
     except Exception as error:
         signals.check()  # an interruption in disguise is none of these errors
         if settings.debug:
             traceback.print_exc(file=sys.__stderr__)
         explained = _explained(error)
-        parallel.tell(explained, console.error)
+        report_error(explained, console.error)
         code = explained.exit_code
-        parallel.end_at_once(code)
+        exit_if_distributed(code)
     raise typer.Exit(code)
 
 
@@ -137,16 +137,16 @@ def _explained(error: Exception) -> SublaplaceError:
     return SublaplaceError(f"unexpected {type(error).__name__}: {error}", hint="--debug shows the traceback")
 
 
-def _run(command: str, settings: Settings, console: Console, here: ranks.Place) -> int:
+def _run(command: str, settings: Settings, console: Console, info: RankInfo) -> int:
     settings = _with_environment(settings)
     check_usage(settings)
     _check_spec(settings)
     _route_warnings(console)
     from ..steps.commands import follow_command, run_command  # import torch: only once usage and spec are right
 
-    with parallel.joined(here, settings.device) as workers:
+    with worker_group(info, settings.device) as workers:
         settings = dataclasses.replace(settings, device=str(getattr(workers, "device", settings.device)))
-        if not here.leads:
+        if not info.is_leader:
             follow_command(command, settings, console, workers)
             return 0
         outcome = run_command(command, settings, console, load(FORMATS["json"]), workers)

@@ -1,8 +1,8 @@
-"""Watching over the other ranks: threads that say that this one is alive, and notice when another is not.
+"""Heartbeat between ranks: background threads report that this rank is alive and notice when another rank is lost.
 
-A collective fails at once when the process at its other end is gone. This is for all other cases: a rank in the midst
-of a long computation, a machine that no longer answers, an error that another rank has to tell. What the ranks tell
-each other is in the store that they joined by; it may go, or fall silent, with the machine that holds it.
+A collective fails at once when the process at its other end has ended. The heartbeat covers the other cases: a rank in
+a long computation, a machine that no longer answers, an error on another rank. The ranks exchange keys in the store
+that they joined with. The store itself can disappear or stop answering, together with the machine that holds it.
 """
 
 from __future__ import annotations
@@ -19,227 +19,231 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RunError, SublaplaceError
-from .ranks import LEADER
+from .ranks import LEADER_RANK
 
-BEAT = 1.0  # seconds between two signs of life
-PATIENCE = 30.0  # seconds without one after which a rank is gone
-GRACE = 5.0  # seconds for the work of this rank to notice by itself
-EXPLANATION = 2.0  # seconds in which a rank that ended may have told why
-FAILED, PRINTED = "failed", "printed"
-KEPT = "finished parts are kept, the same command goes on from there"
+BEAT_INTERVAL = 1.0  # seconds between two heartbeats
+LOST_AFTER = 30.0  # seconds without a heartbeat after which a rank counts as lost
+GRACE_PERIOD = 5.0  # seconds for the work of this rank to notice a failure itself
+REPORT_WAIT = 2.0  # seconds to wait for a report or a confirmation from another rank
+FAILED_KEY, PRINTED_KEY = "failed", "printed"
+CONTINUE_HINT = "finished parts are kept; run the same command again to continue"
 
 
 @dataclass(frozen=True)
-class Loss:
-    """Why the ranks cannot go on together."""
+class Failure:
+    """Why the ranks cannot continue together."""
 
     message: str
-    hint: str | None = KEPT
-    code: int = 3
+    hint: str | None = CONTINUE_HINT
+    exit_code: int = 3
 
     @classmethod
-    def of(cls, member: dict[str, Any], size: int, why: str = "is gone (killed, or out of memory)") -> Loss:
-        return cls(f"rank {member['rank']} of {size} (process {member['process']} on {member['host']}) {why}")
+    def of_rank(cls, member: dict[str, Any], size: int, what: str) -> Failure:
+        return cls(f"rank {member['rank']} of {size} (process {member['process']} on {member['host']}) {what}")
 
     def error(self) -> SublaplaceError:
         error = RunError(self.message, hint=self.hint)
-        error.exit_code = self.code
+        error.exit_code = self.exit_code
         return error
 
 
 class Heartbeat(threading.Thread):
-    """Signs of life of this rank, and the loss of another. One thread asks the store, another judges how long ago."""
+    """Heartbeat of this rank, and the first failure it notices. The leader watches all ranks, the others the leader.
+
+    A second thread uses the store, so that this one can measure how long the store has not answered.
+    """
 
     def __init__(self, store: Any, rank: int, members: Sequence[dict[str, Any]]) -> None:
-        super().__init__(name="vigil", daemon=True)
+        super().__init__(name="heartbeat", daemon=True)
         self.store, self.rank, self.members = store, rank, members
-        self.loss: Loss | None = None
-        self.over = threading.Event()
-        self.guard = threading.Lock()  # of the store, which one thread uses at a time
-        watched = [m["rank"] for m in members if m["rank"] != rank] if rank == LEADER else [LEADER]
-        self.seen = {other: ("", time.monotonic()) for other in watched}
-        self.looked = time.monotonic()
+        self.failure: Failure | None = None
+        self.stopped = threading.Event()
+        self.store_lock = threading.Lock()  # the store serves one thread at a time
+        watched = [m["rank"] for m in members if m["rank"] != rank] if rank == LEADER_RANK else [LEADER_RANK]
+        self.last_beats = {other: ("", time.monotonic()) for other in watched}
+        self.last_answer = time.monotonic()
         self._beat(0)
 
     def run(self) -> None:
-        threading.Thread(target=self._look_again_and_again, name="vigil-store", daemon=True).start()
-        while not self.over.wait(BEAT / 2) and self.loss is None:
-            if time.monotonic() - self.looked > PATIENCE:
-                silent = "the machine of the first rank, or of the launcher, has not answered for"
-                self.loss = Loss(f"{silent} {PATIENCE:.0f} s")
-        if self.loss is not None and not self.over.wait(GRACE):
-            self._end_the_process(self.loss)
+        threading.Thread(target=self._poll_store, name="heartbeat-store", daemon=True).start()
+        while not self.stopped.wait(BEAT_INTERVAL / 2) and self.failure is None:
+            if time.monotonic() - self.last_answer > LOST_AFTER:
+                silent = "the machine of rank 0 or of the launcher has not answered for"
+                self.failure = Failure(f"{silent} {LOST_AFTER:.0f} s")
+        if self.failure is not None and not self.stopped.wait(GRACE_PERIOD):
+            self._abort_process(self.failure)
 
-    def _look_again_and_again(self) -> None:
+    def stop(self) -> None:
+        """Stop after the work is done."""
+        self.stopped.set()
+        self.join(GRACE_PERIOD)
+
+    def close(self) -> None:
+        """Stop because of a signal, and record it, so that the other ranks do not report this one as lost."""
+        self.stopped.set()
+        try:
+            with self._locked_store() as store:
+                store.set(f"closed/{self.rank}", "")
+        except Exception:  # the store is gone, and the others with it
+            return
+
+    def _poll_store(self) -> None:
         beats = 0
-        while not self.over.wait(BEAT) and self.loss is None:
+        while not self.stopped.wait(BEAT_INTERVAL) and self.failure is None:
             beats += 1
             try:
-                with self._store():
-                    found = self._look(beats)
-                self.looked = time.monotonic()
-            except Exception:  # whatever the store raises when its other end is gone
-                found = self.gone() or Loss("the first rank, or the launcher, is gone: nothing connects the ranks")
-            self.loss = self.loss or found
+                with self._locked_store():
+                    found = self._check_others(beats)
+                self.last_answer = time.monotonic()
+            except Exception:  # the type depends on how the connection to the store broke
+                found = self.ended_rank() or Failure("the connection to rank 0 or to the launcher is lost")
+            self.failure = self.failure or found
 
     @contextmanager
-    def _store(self) -> Iterator[Any]:
-        """The store for one thread at a time; one that does not answer is as good as gone."""
-        if not self.guard.acquire(timeout=EXPLANATION):
+    def _locked_store(self) -> Iterator[Any]:
+        """The store, for one thread at a time; raises where another thread still waits for its answer."""
+        if not self.store_lock.acquire(timeout=REPORT_WAIT):
             raise TimeoutError("the store does not answer")
         try:
             yield self.store
         finally:
-            self.guard.release()
+            self.store_lock.release()
+
+    def _store_has(self, key: str) -> bool:
+        try:
+            with self._locked_store() as store:
+                return store.check([key])
+        except Exception:  # the store is gone
+            return False
 
     def _beat(self, count: int) -> None:
         self.store.set(f"alive/{self.rank}", str(count))
 
-    def _look(self, beats: int) -> Loss | None:
+    def _check_others(self, beats: int) -> Failure | None:
         self._beat(beats)
-        if (told := self._told()) is not None:
-            return told
+        if (reported := self._reported_failure()) is not None:
+            return reported
         now = time.monotonic()
-        for other, (sign, since) in self.seen.items():
+        for other, (last, since) in self.last_beats.items():
             key = f"alive/{other}"
-            found = self.store.get(key).decode() if self.store.check([key]) else ""
-            if found != sign:
-                self.seen[other] = (found, now)
-            elif now - since > PATIENCE:
-                why = f"has given no sign of life for {PATIENCE:.0f} s"
-                return Loss.of(self.members[other], len(self.members), why)
+            beat = self.store.get(key).decode() if self.store.check([key]) else ""
+            if beat != last:
+                self.last_beats[other] = (beat, now)
+            elif now - since > LOST_AFTER:
+                what = f"has sent no heartbeat for {LOST_AFTER:.0f} s"
+                return Failure.of_rank(self.members[other], len(self.members), what)
         return None
 
-    def _told(self) -> Loss | None:
-        """What a rank said before it ended."""
-        if not self.store.check([FAILED]):
+    def _reported_failure(self) -> Failure | None:
+        """The error that another rank reported before it ended."""
+        if not self.store.check([FAILED_KEY]):
             return None
-        told = json.loads(self.store.get(FAILED))
-        if told["rank"] == self.rank:
+        report = json.loads(self.store.get(FAILED_KEY))
+        if report["rank"] == self.rank:
             return None
-        member = self.members[told["rank"]]
-        where = f"rank {told['rank']} of {len(self.members)} on {member['host']}: "
-        return Loss(where + told["message"], told["hint"], told["code"])
+        host = self.members[report["rank"]]["host"]
+        message = f"rank {report['rank']} of {len(self.members)} on {host}: {report['message']}"
+        return Failure(message, report["hint"], report["exit_code"])
 
-    def reason(self) -> Loss | None:
-        """Why a connection broke: what the other rank told, or which process on this machine is gone."""
-        deadline = time.monotonic() + EXPLANATION
+    def find_cause(self) -> Failure | None:
+        """Why a connection broke: the error another rank reported, or the process on this machine that has ended."""
+        deadline = time.monotonic() + REPORT_WAIT
         while time.monotonic() < deadline:
             try:
-                with self._store():
-                    if (told := self._told()) is not None:
-                        return told
+                with self._locked_store():
+                    if (reported := self._reported_failure()) is not None:
+                        return reported
             except Exception:  # the store is gone too
-                deadline = min(deadline, time.monotonic() + EXPLANATION / 4)
-            if self.gone() is not None:  # what it had to tell, it has told
-                deadline = min(deadline, time.monotonic() + EXPLANATION / 8)
-            time.sleep(EXPLANATION / 40)
-        return self.gone()
+                deadline = min(deadline, time.monotonic() + REPORT_WAIT / 4)
+            if self.ended_rank() is not None:  # it reports nothing more
+                deadline = min(deadline, time.monotonic() + REPORT_WAIT / 8)
+            time.sleep(REPORT_WAIT / 40)
+        return self.ended_rank()
 
-    def gone(self) -> Loss | None:
-        """A rank on this machine whose process has ended, other than one that was told to."""
-        gone = [m for m in self.members if self._is_gone(m) and not self._has(f"farewell/{m['rank']}")]
-        return Loss.of(gone[0], len(self.members)) if gone else None
+    def ended_rank(self) -> Failure | None:
+        """A rank on this machine whose process has ended, unless it closed because of a signal."""
+        ended = [m for m in self.members if self._has_ended(m) and not self._store_has(f"closed/{m['rank']}")]
+        what = "ended unexpectedly (killed, or out of memory)"
+        return Failure.of_rank(ended[0], len(self.members), what) if ended else None
 
-    def _is_gone(self, member: dict[str, Any]) -> bool:
-        """Whether the process of a member on this machine has ended."""
-        return member["host"] == self.members[self.rank]["host"] and process_is_gone(member["process"])
+    def _has_ended(self, member: dict[str, Any]) -> bool:
+        """Whether the process of a member on this machine has ended; False for another machine."""
+        return member["host"] == self.members[self.rank]["host"] and process_has_ended(member["process"])
 
-    def _has(self, key: str) -> bool:
-        try:
-            with self._store() as store:
-                return store.check([key])
-        except Exception:  # gone
-            return False
+    def report_failure(self, error: SublaplaceError, show: Callable[[], None]) -> None:
+        """Report an error of this rank to the others, and `show` it if this is the rank that prints.
 
-    def close(self) -> None:
-        """This rank ends because it was told to, which is no loss."""
-        self.over.set()
-        try:
-            with self._store() as store:
-                store.set(f"farewell/{self.rank}", "")
-        except Exception:  # nobody is left to hear it
-            return
-
-    def tell(self, error: SublaplaceError, say: Callable[[], None]) -> None:
-        """Tell the others of an error of this rank, and `say` it where it is this rank's to print.
-
-        The leader prints. Where it has ended without a word, the first of the others to notice does.
+        The leader prints. If it has ended without printing, the first other rank that notices does.
         """
-        told = {"rank": self.rank, "message": error.message, "hint": error.hint, "code": error.exit_code}
-        self.over.set()
+        report = {"rank": self.rank, "message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+        self.stopped.set()
         try:
-            with self._store() as store:
-                store.compare_set(FAILED, "", json.dumps(told))
-        except Exception:  # told below, by whoever is left
+            with self._locked_store() as store:
+                store.compare_set(FAILED_KEY, "", json.dumps(report))
+        except Exception:  # the store is gone: the ranks that are left print below
             pass
-        if self.rank != LEADER and self._printed_by_another():
+        if self.rank != LEADER_RANK and self._leader_printed():
             return
-        if self.may_print():
-            say()
-        if self.rank == LEADER:
-            self._wait_for_the_others()
+        if self.claim_printing():
+            show()
+        if self.rank == LEADER_RANK:
+            self._wait_for_confirmations()
 
-    def may_print(self) -> bool:
-        """Whether nobody has printed yet. Without a store to ask in, the first rank that is left on a machine may."""
+    def claim_printing(self) -> bool:
+        """Whether this rank prints: the first to ask does. Without a store, the first rank left on each machine."""
         try:
-            with self._store() as store:
-                return store.compare_set(PRINTED, "", str(self.rank)).decode() == str(self.rank)
+            with self._locked_store() as store:
+                return store.compare_set(PRINTED_KEY, "", str(self.rank)).decode() == str(self.rank)
         except Exception:  # the store is gone
-            return self._is_first_left()
+            return self._is_first_survivor()
 
-    def _is_first_left(self) -> bool:
-        """Whether the ranks before this one on its machine are gone. A process that is being killed closes its
-        connections a moment before it counts as ended; a leader that prints stays for longer than that."""
-        host, deadline = self.members[self.rank]["host"], time.monotonic() + EXPLANATION / 2
-        before = [m["process"] for m in self.members[: self.rank] if m["host"] == host]
-        while not (left := all(process_is_gone(q, or_stopped=True) for q in before)) and time.monotonic() < deadline:
-            time.sleep(EXPLANATION / 40)
-        return left
+    def _is_first_survivor(self) -> bool:
+        """Whether the lower ranks on this machine have ended. A process that is being killed closes its connections
+        shortly before it counts as ended; a leader that prints stays longer than that."""
+        host, deadline = self.members[self.rank]["host"], time.monotonic() + REPORT_WAIT / 2
+        lower = [m["process"] for m in self.members[: self.rank] if m["host"] == host]
+        while not (ended := all(process_has_ended(p, or_stopped=True) for p in lower)) and time.monotonic() < deadline:
+            time.sleep(REPORT_WAIT / 40)
+        return ended
 
-    def _printed_by_another(self) -> bool:
-        """Whether the leader has printed, after as long as it may need to notice."""
-        deadline = time.monotonic() + 2 * BEAT + 2 * GRACE
+    def _leader_printed(self) -> bool:
+        """Whether another rank has printed, within the time the leader may need to notice the failure."""
+        deadline = time.monotonic() + 2 * BEAT_INTERVAL + 2 * GRACE_PERIOD
         while time.monotonic() < deadline:
             try:
-                with self._store() as store:
-                    if store.check([PRINTED]):
-                        store.set(f"heard/{self.rank}", "")
+                with self._locked_store() as store:
+                    if store.check([PRINTED_KEY]):
+                        store.set(f"confirmed/{self.rank}", "")
                         return True
-            except Exception:  # `may_print` knows what to do then
+            except Exception:  # `claim_printing` decides without a store
                 return False
-            if self._is_gone(self.members[LEADER]):
+            if self._has_ended(self.members[LEADER_RANK]):
                 return False
-            time.sleep(EXPLANATION / 40)
+            time.sleep(REPORT_WAIT / 40)
         return False
 
-    def _wait_for_the_others(self) -> None:
-        """The store may live in this process: the others must have read in it before it ends."""
-        deadline = time.monotonic() + EXPLANATION
+    def _wait_for_confirmations(self) -> None:
+        """The store may live in this process: the others must have read it before this process ends."""
+        deadline = time.monotonic() + REPORT_WAIT
         others = [m for m in self.members if m["rank"] != self.rank]
         while time.monotonic() < deadline:
-            if all(self._has(f"heard/{m['rank']}") or self._is_gone(m) for m in others):
+            if all(self._store_has(f"confirmed/{m['rank']}") or self._has_ended(m) for m in others):
                 return
-            time.sleep(EXPLANATION / 40)
+            time.sleep(REPORT_WAIT / 40)
 
-    def _end_the_process(self, loss: Loss) -> None:
-        """The work does not notice: it is in the midst of something long."""
+    def _abort_process(self, failure: Failure) -> None:
+        """End this process when its work does not notice the failure, for instance in a long computation."""
 
-        def say() -> None:
-            lines = [f"error: {loss.message}", *([f"  {loss.hint}"] if loss.hint else [])]
+        def show() -> None:
+            lines = [f"error: {failure.message}", *([f"  {failure.hint}"] if failure.hint else [])]
             (sys.__stderr__ or sys.stderr).write("\n".join(lines) + "\n")
             (sys.__stderr__ or sys.stderr).flush()
 
-        self.tell(loss.error(), say)
-        os._exit(loss.code)
-
-    def stop(self) -> None:
-        """The work is done."""
-        self.over.set()
-        self.join(GRACE)
+        self.report_failure(failure.error(), show)
+        os._exit(failure.exit_code)
 
 
-def process_is_gone(process: int, or_stopped: bool = False) -> bool:
+def process_has_ended(process: int, or_stopped: bool = False) -> bool:
     """Whether a process of this machine has ended; a zombie has."""
     try:
         os.kill(process, 0)

@@ -1,6 +1,6 @@
-"""Many processes: the only user of torch.distributed. One rank leads, the others answer its questions.
+"""Several processes as one worker group: the only user of torch.distributed.
 
-Nothing heavy is imported up here.
+Torch is imported inside the functions: `--help` and usage errors must not wait for it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import signals
 from ..errors import RunError, SublaplaceError, UserError
-from .heartbeat import KEPT, Heartbeat, Loss
-from .ranks import LEADER, Place
+from .heartbeat import CONTINUE_HINT, Failure, Heartbeat
+from .ranks import LEADER_RANK, RankInfo
 
 if TYPE_CHECKING:
     import torch
@@ -27,241 +27,235 @@ if TYPE_CHECKING:
 
     from ..core.workers import FindJacobian, WorkerGroup
 
-JOINING = timedelta(seconds=120)  # for all ranks to start
-WORKING = timedelta(days=30)  # no collective is too slow: whether a rank is still there is asked otherwise
-LOOK = 0.2  # seconds of waiting between looks at signals and at the other ranks
-POLL = 100e-6  # seconds between looks at a collective of a device
-GOODBYE = "goodbye"
+JOIN_TIMEOUT = timedelta(seconds=120)  # for all ranks to start
+COLLECTIVE_TIMEOUT = timedelta(days=30)  # no limit: the heartbeat notices lost ranks
+CHECK_INTERVAL = 0.2  # seconds between two checks for signals and failures while waiting
+POLL_INTERVAL = 100e-6  # seconds between two polls of a collective on a device
+END_OF_CALLS = "end of calls"
 
 
 class ProcessGroup:
-    """This process in a team of several (`core.workers.WorkerGroup`)."""
+    """This process as one worker of several (`core.workers.WorkerGroup`)."""
 
-    def __init__(self, here: Place, device: torch.device) -> None:
+    def __init__(self, info: RankInfo, device: torch.device) -> None:
         import torch.distributed as dist
 
-        self.rank, self.size, self.device = here.rank, here.size, device
-        self.busy = here.rank != LEADER  # the others are always in the midst of a question
+        self.rank, self.size, self.device = info.rank, info.size, device
+        self.busy = not info.is_leader  # a follower always runs inside a call
+        self.heartbeat: Heartbeat | None = None
         self._dist = dist
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        self.vigil: Heartbeat | None = None
         self._waiter = ThreadPoolExecutor(1, "waiter")
         self._launcher = os.getppid()
-
-        def join() -> None:
-            self.store, _, _ = next(iter(dist.rendezvous("env://", here.rank, here.size, timeout=JOINING)))
-            dist.init_process_group(
-                backend,
-                store=dist.PrefixStore("work", self.store),
-                rank=here.rank,
-                world_size=here.size,
-                timeout=WORKING,
-            )
-
         try:
-            self._until_done(self._waiter.submit(join))
+            self._until_done(self._waiter.submit(self._join))
         except (RuntimeError, ValueError) as error:
             signals.check()
             raise RunError(
-                f"rank {here.rank} of {here.size} could not join the others within {JOINING.seconds} s: {error}",
-                hint="did all ranks start, and do they reach MASTER_ADDR:MASTER_PORT?",
+                f"rank {self.rank} of {self.size} could not join the others within {JOIN_TIMEOUT.seconds} s: {error}",
+                hint="check that all ranks have started and can reach MASTER_ADDR:MASTER_PORT",
             ) from error
         own = {"rank": self.rank, "host": socket.gethostname(), "process": os.getpid(), "device": str(device)}
         self.members = self.exchange(own)
         if device.type == "cuda" and self.workers_on_device > 1:
             raise UserError(
-                f"{self.workers_on_device} ranks share {device} on {socket.gethostname()}; nccl takes one rank a GPU",
-                hint="start as many ranks on a machine as it has GPUs, or use --device cpu",
+                f"{self.workers_on_device} ranks share {device} on {socket.gethostname()}; nccl needs one GPU per rank",
+                hint="start at most one rank per GPU on each machine, or use --device cpu",
             )
-        self.vigil = Heartbeat(self.store.clone(), self.rank, self.members)
-        self.vigil.start()
+        self.heartbeat = Heartbeat(self.store.clone(), self.rank, self.members)
+        self.heartbeat.start()
 
-    # --- what core.workers.WorkerGroup asks for ---------------------------------------------------------------------
+    def _join(self) -> None:
+        rendezvous = self._dist.rendezvous("env://", self.rank, self.size, timeout=JOIN_TIMEOUT)
+        self.store, _, _ = next(iter(rendezvous))
+        self._dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo",
+            store=self._dist.PrefixStore("work", self.store),
+            rank=self.rank,
+            world_size=self.size,
+            timeout=COLLECTIVE_TIMEOUT,
+        )
 
-    def call_on_all(self, question: str, arguments: Sequence[Any]) -> None:
-        if self.rank != LEADER:
+    # --- core.workers.WorkerGroup -------------------------------------------------------------------------
+
+    def call_on_all(self, function: str, arguments: Sequence[Any]) -> None:
+        if self.rank != LEADER_RANK:
             return
         tensors: list[Tensor] = []
-        words = [_described(value, tensors) for value in arguments]
-        self._say({"question": question, "arguments": words})
+        encoded = [_encode(value, tensors) for value in arguments]
+        self._broadcast_json({"function": function, "arguments": encoded})
         for tensor in tensors:
-            self.broadcast(tensor.contiguous(), LEADER)
+            self.broadcast(tensor.contiguous(), LEADER_RANK)
 
     def sum_to_leader(self, values: Tensor) -> Tensor:
-        self._wait(self._dist.reduce, values, LEADER)
+        self._wait(self._dist.reduce, values, LEADER_RANK)
         return values
 
-    def broadcast(self, values: Tensor, holder: int) -> None:
-        self._wait(self._dist.broadcast, values, holder)
+    def broadcast(self, values: Tensor, owner: int) -> None:
+        self._wait(self._dist.broadcast, values, owner)
 
-    def send_to_leader(self, values: Tensor, holder: int) -> None:
-        if holder == LEADER:
+    def send_to_leader(self, values: Tensor, owner: int) -> None:
+        if owner == LEADER_RANK:
             return
-        if self.rank == holder:
-            self._wait(self._dist.isend, values, LEADER)
-        elif self.rank == LEADER:
-            self._wait(self._dist.irecv, values, holder)
+        if self.rank == owner:
+            self._wait(self._dist.isend, values, LEADER_RANK)
+        elif self.rank == LEADER_RANK:
+            self._wait(self._dist.irecv, values, owner)
 
     def exchange(self, own: Any) -> list[Any]:
-        """What every member says, by rank."""
-        return [self._say(own, speaker) for speaker in range(self.size)]
+        return [self._broadcast_json(own, sender) for sender in range(self.size)]
 
     @property
     def workers_on_device(self) -> int:
         own = self.members[self.rank]
         return sum((m["host"], m["device"]) == (own["host"], own["device"]) for m in self.members)
 
-    # --- followers ----------------------------------------------------------------------------------------
-
     def calls(self, find: FindJacobian) -> Iterator[tuple[str, list[Any]]]:
-        """What the leader asks, until it says goodbye; Jacobians are looked up by name."""
-        while True:
-            asked = self._say(None)
-            if asked["question"] == GOODBYE:
-                return
-            yield asked["question"], [self._value(word, find) for word in asked["arguments"]]
-
-    def _value(self, word: dict[str, Any], find: FindJacobian) -> Any:
-        import torch
-
-        if "jacobian" in word:
-            return find(word["jacobian"], word["rows"])
-        if "tensor" not in word:
-            return word["value"]
-        like = {"dtype": getattr(torch, word["tensor"]), "device": self.device if word["there"] else "cpu"}
-        tensor = torch.empty(word["shape"], **like)
-        self.broadcast(tensor, LEADER)
-        return tensor
+        while (call := self._broadcast_json(None))["function"] != END_OF_CALLS:
+            yield call["function"], [self._decode(value, find) for value in call["arguments"]]
 
     def end_calls(self) -> None:
-        """The leader has no more questions for now."""
-        self.call_on_all(GOODBYE, [])
+        self.call_on_all(END_OF_CALLS, [])
 
-    # --- words and waiting --------------------------------------------------------------------------------
+    # --- messages and waiting -----------------------------------------------------------------------------
 
-    def _say(self, words: Any, speaker: int = LEADER) -> Any:
-        """What one rank says, on all of them."""
+    def _decode(self, encoded: dict[str, Any], find: FindJacobian) -> Any:
         import torch
 
-        content = json.dumps(words).encode() if self.rank == speaker else b""
+        if "jacobian" in encoded:
+            return find(encoded["jacobian"], encoded["rows"])
+        if "tensor" not in encoded:
+            return encoded["value"]
+        device = self.device if encoded["on_device"] else "cpu"
+        tensor = torch.empty(encoded["shape"], dtype=getattr(torch, encoded["tensor"]), device=device)
+        self.broadcast(tensor, LEADER_RANK)
+        return tensor
+
+    def _broadcast_json(self, value: Any, sender: int = LEADER_RANK) -> Any:
+        """The sender's value, on all ranks."""
+        import torch
+
+        content = json.dumps(value).encode() if self.rank == sender else b""
         length = torch.tensor([len(content)])
-        self.broadcast(length, speaker)
-        letters = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0)
-        if self.rank != speaker:
-            letters = torch.empty(int(length), dtype=torch.uint8)
-        self.broadcast(letters, speaker)
-        return json.loads(bytes(letters.tolist()))
+        self.broadcast(length, sender)
+        buffer = torch.empty(int(length), dtype=torch.uint8)
+        if self.rank == sender:
+            buffer = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        self.broadcast(buffer, sender)
+        return json.loads(bytes(buffer.tolist()))
 
     def _wait(self, collective: Callable[..., Any], values: Tensor, peer: int) -> None:
-        """Until it is done, while signals and the loss of a rank are noticed."""
-        more = {} if collective in (self._dist.isend, self._dist.irecv) else {"async_op": True}
+        """Run a collective until it is done, checking for signals and failures meanwhile."""
+        options = {} if collective in (self._dist.isend, self._dist.irecv) else {"async_op": True}
         try:
-            work = collective(values, peer, **more)
-            if values.device.type == "cpu":  # of gloo only a wait tells whether a message has arrived
+            work = collective(values, peer, **options)
+            if values.device.type == "cpu":  # gloo reports an arrived message only to a blocking wait
                 self._until_done(self._waiter.submit(work.wait))
-            else:  # of nccl, this thread must wait
+            else:  # nccl must be waited for in this thread
                 while not work.is_completed():
-                    time.sleep(POLL)
-                    self._look_around()
+                    time.sleep(POLL_INTERVAL)
+                    self._check()
                 work.wait()
         except RuntimeError as error:
             signals.check()
-            raise self._lost(error) from error
+            cause = None if self.heartbeat is None else self.heartbeat.find_cause()
+            raise (cause or Failure(f"the connection to another rank broke: {error}")).error() from error
 
     def _until_done(self, work: Future[Any]) -> None:
-        while not wait([work], LOOK).done:
-            self._look_around()
+        while not wait([work], CHECK_INTERVAL).done:
+            self._check()
         work.result()
 
-    def _look_around(self) -> None:
+    def _check(self) -> None:
         signals.check()
-        if self.vigil is None and os.getppid() != self._launcher:
-            raise RunError("the launcher is gone", hint=KEPT)
-        if self.vigil is not None and self.vigil.loss is not None:
-            raise self.vigil.loss.error()
+        if self.heartbeat is None and os.getppid() != self._launcher:
+            raise RunError("the launcher has ended", hint=CONTINUE_HINT)
+        if self.heartbeat is not None and self.heartbeat.failure is not None:
+            raise self.heartbeat.failure.error()
 
-    def _lost(self, error: RuntimeError) -> SublaplaceError:
-        """A connection broke: why, as far as anybody said."""
-        loss = None if self.vigil is None else self.vigil.reason()
-        return (loss or Loss(f"the connection to another rank broke: {error}")).error()
-
-    # --- the end ------------------------------------------------------------------------------------------
-
-    def leave(self) -> None:
-        """After the last question."""
-        if self.vigil is not None:
-            self.vigil.stop()
+    def close(self) -> None:
+        """Leave the group after the last call."""
+        if self.heartbeat is not None:
+            self.heartbeat.stop()
         self._dist.destroy_process_group()
 
 
-_team: list[ProcessGroup] = []  # of this process, while it is in one
-_among_several: list[Place] = []  # where this process stands, once it looks for the others
+_started = False  # this process has begun to join a group
+_group: ProcessGroup | None = None  # the group of this process, while it is in one
 
 
 @contextmanager
-def joined(here: Place, device: str) -> Iterator[WorkerGroup]:
-    """The team of all ranks, each with a device of its own where there are several; alone, a team of one."""
+def worker_group(info: RankInfo, device: str) -> Iterator[WorkerGroup]:
+    """The group of all ranks, with one CUDA device per rank where there are several; alone, a single worker."""
+    global _started, _group
     from .. import device as devices
     from ..core.workers import SINGLE_WORKER
 
-    if here.size == 1:
+    if info.size == 1:
         yield SINGLE_WORKER
         return
-    _among_several.append(here)
-    workers = ProcessGroup(here, devices.of_rank(device, here.local_rank))
-    _team.append(workers)
-    yield workers
-    workers.leave()
-    _team.clear()
+    _started = True
+    _group = ProcessGroup(info, devices.of_rank(device, info.local_rank))
+    yield _group
+    _group.close()  # not after an error: `report_error` still needs the group
+    _group = None
 
 
-def tell(error: SublaplaceError, say: Callable[[SublaplaceError], None]) -> None:
-    """Tell the user and the other ranks of an error; of all ranks one prints it."""
-    if _team:
-        signals.ignore()  # a launcher sends one as soon as the first rank has ended
-        vigil = _team[0].vigil
-        assert vigil is not None, "a team that has begun has one"
-        vigil.tell(error, lambda: _aloud(lambda: say(error)))
-    else:  # not joined yet: `__main__` has silenced all but one rank a machine
-        say(error)
+def report_error(error: SublaplaceError, show: Callable[[SublaplaceError], None]) -> None:
+    """Report an error to the other ranks and to the user; one of the ranks prints it with `show`."""
+    if _group is None:  # not joined yet: `__main__` has silenced all but one rank per machine
+        show(error)
+        return
+
+    def show_on_stderr() -> None:
+        sys.stderr = sys.__stderr__
+        show(error)
+
+    signals.ignore()  # a launcher sends one as soon as the first rank has ended
+    assert _group.heartbeat is not None, "every joined group has a heartbeat"
+    _group.heartbeat.report_failure(error, show_on_stderr)
 
 
-def _aloud(say: Callable[[], None]) -> None:
+def exit_after_signal(code: int) -> NoReturn:
+    """Exit at once after SIGINT or SIGTERM (`code`); the ranks print one message together."""
+    signals.ignore()
+    message, code = _signal_message(code)
+    sys.stderr.write(message)
+    sys.stderr.flush()
+    os._exit(code)  # threads of a library could delay a normal exit
+
+
+def _signal_message(code: int) -> tuple[str, int]:
+    """Message and exit code after a signal. A launcher also sends SIGTERM when another rank has ended."""
+    heartbeat = None if _group is None else _group.heartbeat
+    interrupted = f"interrupted: {CONTINUE_HINT}\n"
+    if heartbeat is None:
+        return interrupted, code
+    failure = heartbeat.ended_rank() if code == 143 else None
+    if failure is None:
+        heartbeat.close()
+        return interrupted if heartbeat.rank == LEADER_RANK else "", code
+    if not heartbeat.claim_printing():
+        return "", failure.exit_code
     sys.stderr = sys.__stderr__
-    say()
+    return f"error: {failure.message}\n  {failure.hint}\n", failure.exit_code
 
 
-def end_of(code: int) -> tuple[str, int]:
-    """What to say and to end with after a signal: a launcher also sends one because another rank is gone."""
-    vigil = _team[0].vigil if _team else None
-    if vigil is None:
-        return f"interrupted; {KEPT}\n", code
-    loss = vigil.gone() if code == 143 else None
-    if loss is None:
-        vigil.close()
-        return f"interrupted; {KEPT}\n" if _team[0].rank == LEADER else "", code
-    if not vigil.may_print():
-        return "", loss.code
-    sys.stderr = sys.__stderr__
-    return f"error: {loss.message}\n  {loss.hint}\n", loss.code
-
-
-def end_at_once(code: int) -> None:
-    """After a failure among several ranks: threads that wait for the others could only delay it."""
-    if _among_several:
+def exit_if_distributed(code: int) -> None:
+    """Exit at once after a failure among several ranks: threads that wait for other ranks could delay a normal exit."""
+    if _started:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)
 
 
-def _described(value: Any, tensors: list[Tensor]) -> dict[str, Any]:
-    """An argument of a question in words; tensors go after it."""
+def _encode(value: Any, tensors: list[Tensor]) -> dict[str, Any]:
+    """An argument of a call as JSON; tensors are appended to `tensors` and sent after it."""
     import torch
 
     if isinstance(value, torch.Tensor):
         tensors.append(value)
-        kind = str(value.dtype).removeprefix("torch.")
-        return {"tensor": kind, "shape": list(value.shape), "there": value.device.type != "cpu"}
+        dtype = str(value.dtype).removeprefix("torch.")
+        return {"tensor": dtype, "shape": list(value.shape), "on_device": value.device.type != "cpu"}
     if hasattr(value, "workers"):
         return {"jacobian": value.name, "rows": None if value.rows is None else list(value.rows)}
     return {"value": value}

@@ -1,7 +1,6 @@
-"""Which of several processes this is, as the launcher says.
+"""Rank of this process, read from the environment.
 
-Ranks come from torchrun, or from any launcher that sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT.
+torchrun, or any other launcher, sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 """
 
 from __future__ import annotations
@@ -11,43 +10,44 @@ from dataclasses import dataclass
 
 from ..errors import UserError
 
-LEADER = 0
+LEADER_RANK = 0  # the value of `core.workers.LEADER`, without its import of torch
+LAUNCH_HINT = "start the ranks with torchrun"
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where this process stands among all of them."""
+class RankInfo:
+    """Rank of this process and number of ranks, over all machines and on this one."""
 
-    rank: int = LEADER
+    rank: int = LEADER_RANK
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
 
     @property
-    def leads(self) -> bool:
-        return self.rank == LEADER
+    def is_leader(self) -> bool:
+        return self.rank == LEADER_RANK
 
 
-def place() -> Place:
-    """As the launcher says; alone where there is none."""
-    if int_of("WORLD_SIZE", 1) < 2:
-        return Place()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost connection is told by us, and once
-    found = Place(int_of("RANK"), int_of("WORLD_SIZE"), int_of("LOCAL_RANK", 0), int_of("LOCAL_WORLD_SIZE", 1))
-    if not 0 <= found.rank < found.size:
-        raise UserError(f"RANK is {found.rank}, expected a number from 0 to WORLD_SIZE − 1 = {found.size - 1}")
+def current_rank() -> RankInfo:
+    """Rank that the launcher set; a single rank without a launcher."""
+    if _environment_int("WORLD_SIZE", 1) < 2:
+        return RankInfo()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # we report a lost connection ourselves, and once
+    rank, size = _environment_int("RANK"), _environment_int("WORLD_SIZE")
+    info = RankInfo(rank, size, _environment_int("LOCAL_RANK", 0), _environment_int("LOCAL_WORLD_SIZE", 1))
+    if not 0 <= rank < size:
+        raise UserError(f"RANK is {rank}, expected a number from 0 to WORLD_SIZE − 1 = {size - 1}")
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if not os.environ.get(name):
-            raise UserError(f"WORLD_SIZE is {found.size}, but {name} is not set", hint="start the ranks with torchrun")
-    return found
+            raise UserError(f"WORLD_SIZE is {size}, but {name} is not set", hint=LAUNCH_HINT)
+    return info
 
 
-def int_of(name: str, default: int | None = None) -> int:
-    """A whole number of the environment."""
+def _environment_int(name: str, default: int | None = None) -> int:
     text = os.environ.get(name)
     if text is None and default is not None:
         return default
     try:
         return int(text or "")
     except ValueError as error:
-        raise UserError(f"{name} is {text!r}, expected a number", hint="start the ranks with torchrun") from error
+        raise UserError(f"{name} is {text!r}, expected a number", hint=LAUNCH_HINT) from error

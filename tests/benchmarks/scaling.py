@@ -21,8 +21,8 @@ from large import images, prepare, resnet
 
 from sublaplace_cli.__main__ import prefer_large_pages
 from sublaplace_cli.core.workers import WorkerGroup
-from sublaplace_cli.distributed import process_group as parallel
-from sublaplace_cli.distributed import ranks
+from sublaplace_cli.distributed.process_group import worker_group
+from sublaplace_cli.distributed.ranks import current_rank
 from sublaplace_cli.steps.following import follow
 from sublaplace_cli.steps.jacobians import precision_of
 from sublaplace_cli.steps.opening import open_session
@@ -38,9 +38,9 @@ def measure(case: str) -> dict[str, float] | None:
     """On one rank: seconds of the pass and of the Gram matrix, the leader's."""
     prefer_large_pages()
     torch.set_num_threads(1)
-    here = ranks.place()
-    with parallel.joined(here, os.environ.get("BENCHMARK_DEVICE", "cpu")) as workers:
-        return _measured(case, workers, here.leads)
+    info = current_rank()
+    with worker_group(info, os.environ.get("BENCHMARK_DEVICE", "cpu")) as workers:
+        return _measured(case, workers, info.is_leader)
 
 
 def _measured(case: str, workers: WorkerGroup, leads: bool) -> dict[str, float] | None:

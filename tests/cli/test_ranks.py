@@ -213,7 +213,7 @@ def test_a_rank_that_dies_ends_all_with_3_and_the_next_run_goes_on(mortal: Proje
     assert runs[1].code == -signal.SIGKILL
     assert runs[0].code == 3
     assert "error: rank 1 of 2 (process " in runs[0].err
-    assert "finished parts are kept" in runs[0].err
+    assert "finished parts are kept; run the same command again to continue" in runs[0].err
     assert runs[0].out == ""
     again = ranks(2, *CHOICE, "--run-dir", tmp_path / "r", "--json", cwd=mortal.folder)
     assert "going on with the Jacobian of the train rows at row" in again[0].err
@@ -271,7 +271,7 @@ def test_under_torchrun_one_message_says_what_happened(mortal: Project, tmp_path
     if victim == "the first rank":
         assert said.count("error: ") == said.count("error: rank 0 of 2 (process ") == 1
     else:
-        assert said.count("interrupted; finished parts are kept") == 1
+        assert said.count("interrupted: finished parts are kept; run the same command again to continue") == 1
         assert "error: " not in said
 
 

@@ -1,9 +1,9 @@
-"""What there is, by name: each entry is a lazy "module:function", imported when it is used.
+"""What there is, by name. Each entry is a lazy "module:object", imported when it is used.
 
-To add a method, a likelihood, a data format or an architecture:
-1. write one function in one file (see the neighbours of the entries below for its signature),
-2. add one line here,
-3. add a case to the contract tests; `--help`, the suggestions and `evaluate` pick it up by themselves.
+To add a method, a likelihood, a format, a picture, a data format or an architecture:
+1. write it in one file (its neighbours show the signature),
+2. add one line here (a metric: one line in `results/metric_table.py`),
+3. `--help`, the suggestions, the early checks and `evaluate` pick it up; add what is particular to it to the tests.
 """
 
 from __future__ import annotations
@@ -11,56 +11,74 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 from .errors import UserError, suggestion
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method of section 2 of the contract."""
+    """A selector chooses parameters for a sub-network; a reference predicts without one.
 
-    entry: str | None  # "module:function" of a selector; None for a reference without a sub-network
+    Its module may also define `check`, which refuses what cannot work before any computing:
+    `check(facts, k)` of a selector, `check(run)` of a reference.
+    """
+
+    entry: str  # of a selector (problem, k) → Selection; of a reference (ReferenceInputs) → Prediction
     summary: str
+    kind: Literal["selector", "reference"] = "selector"
     takes_k: bool = True
     nested: bool = True  # the choice for a smaller k is a prefix of that for a larger one
+    pooled: bool = False  # it chooses among the candidates of --pool, which may grow with k
+    needs_full: bool = False  # it is fitted to the full posterior
+    needs_gradients: bool = True  # False: plain forward passes are enough
 
 
-_SELECTORS = "sublaplace_cli.core.selectors"
+def _selector(name: str, summary: str, **more: Any) -> Method:
+    return Method(f"sublaplace_cli.core.selectors.{name}:{name}", summary, **more)
+
+
+def _reference(name: str, summary: str, **more: Any) -> Method:
+    return Method(f"sublaplace_cli.run.references.{name}:predict", summary, "reference", takes_k=False, **more)
+
+
 METHODS = {
-    "gradient": Method(f"{_SELECTORS}.gradient:gradient", "k largest weighted mean squared gradients (Algorithm 1)"),
-    "greedy": Method(f"{_SELECTORS}.greedy:greedy", "largest remaining Schur complement (Algorithm 2)"),
-    "subnet-diagonal": Method(f"{_SELECTORS}.baselines:subnet_diagonal", "k smallest of diag(Ω)"),
-    "last-k": Method(f"{_SELECTORS}.baselines:last_k", "the last k of the flat parameter vector"),
-    "neural-linear": Method(f"{_SELECTORS}.baselines:neural_linear", "all of the last linear layer", takes_k=False),
-    "random": Method(f"{_SELECTORS}.baselines:random", "a seeded uniform choice"),
-    "magnitude": Method(f"{_SELECTORS}.baselines:magnitude", "k largest |θ|"),
-    "variance": Method(f"{_SELECTORS}.variance:variance", "largest gain in variance over the reference rows"),
-    "full": Method(None, "full linearized Laplace, through the Gram kernel", takes_k=False),
-    "map": Method(None, "no posterior: the network alone", takes_k=False),
-    "kfac": Method(None, "Kronecker-factored Laplace (extra [kfac])", takes_k=False),
-    "ensemble": Method(None, "the spread of the networks in ensemble.checkpoints", takes_k=False),
-    "norm": Method(None, "no sub-network: variance b·‖g‖², b fitted as by --rescale scale", takes_k=False),
-    "constant": Method(None, "no sub-network: one variance for all rows, fitted in the same way", takes_k=False),
-    "diagonal": Method(None, "diagonal Laplace", takes_k=False),
+    "gradient": _selector("gradient", "k largest weighted mean squared gradients (Algorithm 1)"),
+    "greedy": _selector("greedy", "largest remaining Schur complement (Algorithm 2)", pooled=True),
+    "subnet-diagonal": _selector("subnet_diagonal", "k smallest of diag(Ω)"),
+    "last-k": _selector("last_k", "the last k of the flat parameter vector"),
+    "neural-linear": _selector("neural_linear", "all of the last linear layer", takes_k=False),
+    "random": _selector("random", "a seeded uniform choice"),
+    "magnitude": _selector("magnitude", "k largest |θ|"),
+    "variance": _selector("variance", "largest gain in variance over the reference rows", pooled=True),
+    "full": _reference("full", "full linearized Laplace, through the Gram kernel", needs_full=True),
+    "map": _reference("map", "no posterior: the network alone", needs_gradients=False),
+    "kfac": _reference("kfac", "Kronecker-factored Laplace (extra [kfac])"),
+    "ensemble": _reference("ensemble", "the variance over the networks in ensemble.checkpoints"),
+    "norm": _reference("norm", "no sub-network: variance b·‖g‖², b fitted as by --rescale scale", needs_full=True),
+    "constant": _reference("constant", "no sub-network: one variance for all rows, fitted likewise", needs_full=True),
+    "diagonal": _reference("diagonal", "diagonal Laplace"),
 }
+FULL = "full"  # the method that all others are compared with
+DEFAULT_METHOD = "gradient"
 NAMES_PREFIX = "names:"
+BY_NAME = _selector("by_name", "all parameters whose name matches the glob", takes_k=False)
 
-LIKELIHOODS = {
-    "regression": "sublaplace_cli.core.likelihoods:regression",
-    "binary": "sublaplace_cli.core.likelihoods:binary",
-    "multiclass": "sublaplace_cli.core.likelihoods:multiclass",
-}
 
-# What a result row holds, and which way is better: lower, higher, nearer to the nominal 0.95, or neither.
-METRICS: dict[str, str | None] = {
-    **dict.fromkeys(("w2", "w2_relative", "w2_total", "w2_low", "w2_high", "discrepancy"), "lower"),
-    **dict.fromkeys(("nll", "rmse", "crps", "ece", "brier"), "lower"),
-    **dict.fromkeys(("accuracy", "retained"), "higher"),
-    **dict.fromkeys(("coverage95", "coverage95_total"), "nominal"),
-    **dict.fromkeys(("mean_std", "ipv", "rescale", "remainder"), None),
+@dataclass(frozen=True)
+class Task:
+    """What the spec reader and the data readers must know of a task before torch is imported."""
+
+    entry: str  # "module:class" of its likelihood
+    labels: bool = False  # targets are class numbers, not measurements; there is no noise variance
+    one_logit: bool = False  # two classes behind one output
+
+
+TASKS = {
+    "regression": Task("sublaplace_cli.core.likelihoods.regression:Regression"),
+    "binary": Task("sublaplace_cli.core.likelihoods.binary:Binary", labels=True, one_logit=True),
+    "multiclass": Task("sublaplace_cli.core.likelihoods.multiclass:Multiclass", labels=True),
 }
-METRIC_VERSION = 1  # raised when the definition of a metric changes: older baselines are then not compared with
 
 FORMATS = {
     "table": "sublaplace_cli.render.text:table",
@@ -72,7 +90,7 @@ FORMATS = {
     "junit": "sublaplace_cli.render.ci:junit",
     "github": "sublaplace_cli.render.ci:github",
 }
-SUFFIXES = {
+FORMAT_OF_SUFFIX = {
     **{".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv", ".md": "markdown", ".txt": "table"},
     ".xml": "junit",
 }
@@ -101,9 +119,14 @@ DATA_FORMATS = {
 
 
 def load(entry: str) -> Callable[..., Any]:
-    """The object behind a "module:function" entry."""
+    """The object behind a "module:object" entry."""
     module, _, name = entry.partition(":")
     return getattr(import_module(module), name)
+
+
+def load_check(method: Method) -> Callable[..., None] | None:
+    """The early check in a method's module; None where it has none."""
+    return getattr(import_module(method.entry.partition(":")[0]), "check", None)
 
 
 def find(table: Mapping[str, str], name: str, kind: str) -> Callable[..., Any]:

@@ -1,12 +1,34 @@
-"""The few error types. Each knows its exit code; the one boundary in `app.py` prints them.
+"""The few error types. Each knows its exit code; the error boundary in `cli/app.py` prints them.
 
-A message says what was found, where, and what was expected; the hint says what to do about it.
+A message says what was found, where, and what was expected; the hint says what to do about it. Code that knows neither
+flags nor spec keys gives a `Reason` instead of a hint, and `cli/advice.py` says which flag or key helps.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from enum import Enum, auto
+
+
+class Reason(Enum):
+    """Why a computation was refused, where the remedy is an option of the caller."""
+
+    NOT_POSITIVE_DEFINITE = auto()
+    ILL_CONDITIONED = auto()
+    SCHUR_COMPLEMENT_LOST = auto()
+    THEOREM_1_BROKEN = auto()
+    GRAM_FLOAT32 = auto()
+    NO_ROOM_FOR_SUBNET = auto()
+    NO_ROOM_FOR_FULL = auto()
+    NO_ROOM_FOR_TUNING = auto()
+    GRADIENT_NOT_FINITE = auto()
+    GRADIENTS_DISAGREE = auto()
+    POOL_TOO_SMALL = auto()
+    NO_LINEAR_LAYER = auto()
+    NOT_ONE_LOGIT = auto()
+    NOT_SEVERAL_LOGITS = auto()
+    OUT_OF_MEMORY = auto()
 
 
 class SublaplaceError(Exception):
@@ -14,23 +36,24 @@ class SublaplaceError(Exception):
 
     exit_code = 3
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, reason: Reason | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.reason = reason
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\n{self.hint}"
 
 
 class UserError(SublaplaceError):
-    """Wrong usage, spec, checkpoint, data or artifact: the user's to fix (exit code 2)."""
+    """Wrong usage, spec, checkpoint, data or artifact: for the user to fix (exit code 2)."""
 
     exit_code = 2
 
 
 class RunError(SublaplaceError):
-    """The run failed: memory, disk, or anything that is not the user's input (exit code 3)."""
+    """The run failed: memory, disk, or anything else that is not the user's input (exit code 3)."""
 
 
 class NumericsError(RunError):
@@ -38,7 +61,7 @@ class NumericsError(RunError):
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """“ Did you mean 'x'?” for a near miss, else the list of what is known."""
+    """“did you mean 'x'?” for a near miss, else the list of what is known."""
     names = sorted(known)
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if near:

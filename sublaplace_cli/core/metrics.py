@@ -1,173 +1,183 @@
-"""Section 5 of the contract: from means, deviations and targets to the numbers of one result row.
+"""The metrics of a prediction, one function each, named as in `results/metric_table.py`.
 
-A metric is a number for each row of data; its mean and the standard error of that mean come from one place,
-by row, because outputs of one row are not independent. What does not apply is None, with the reason.
+A metric returns a number for each test row (M,), whose mean and standard error are reported, or one number. By row,
+because the outputs of one row are not independent. Where it does not apply, it raises `NotApplicable` with the reason.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from .likelihoods.classes import calibration_error
+from .prediction import Comparison, Prediction
+
 Z95 = 1.96
-ECE_BINS = 15
 
 
-@dataclass(frozen=True)
-class Predictive:
-    """What is known of the test rows, whatever the method; all (M, C) but the targets."""
-
-    task: str
-    f: Tensor
-    sigma2: float | None  # noise variance, None for classification
-    targets: Tensor | None  # regression (M, C); classification (M,) int64
-    oracle: Tensor | None
-    std_full: Tensor | None
-    std_bounds: tuple[Tensor, Tensor] | None = None  # of the full posterior, where only bounds are known
-    no_targets: str = "the test rows have no targets"
-    no_full: str = "no full posterior was computed"
-    no_oracle: str = "no oracle in the spec"
+class NotApplicable(Exception):
+    """A metric has no value here; the argument says why."""
 
 
-def distance_bounds(std: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Least and largest |σ_full − σ| for any σ_full between the bounds; for a sub-network's σ, L − σ and U − σ."""
-    nearest = torch.maximum(low - std, std - high).clamp(min=0.0)
-    return nearest, torch.maximum((high - std).abs(), (low - std).abs())
+def rescale(prediction: Prediction, known: Comparison) -> float:
+    """c of the rescaled variance."""
+    if prediction.rescale.c is None:
+        raise NotApplicable("the sub-network's variance is 0 on all training rows")
+    return prediction.rescale.c
 
 
-@dataclass
-class Scores:
-    """Numbers and the reasons for those that are missing."""
-
-    values: dict[str, float | None] = field(default_factory=dict)
-    why: dict[str, str] = field(default_factory=dict)
-
-    def put(self, name: str, value: float, why: str = "not a finite number") -> None:
-        if math.isfinite(value):
-            self.values[name] = value
-        else:
-            self.miss(name, why)
-
-    def miss(self, name: str, why: str) -> None:
-        self.values[name] = None
-        self.why[name] = why
-
-    def mean(self, name: str, rows: Tensor) -> None:
-        """Mean over rows (M,) and, as `name_se`, its standard error (ddof 1)."""
-        self.put(name, float(rows.mean()))
-        if len(rows) < 2:
-            self.miss(f"{name}_se", "one row has no standard error")
-        else:
-            self.put(f"{name}_se", float(rows.std(correction=1)) / math.sqrt(len(rows)))
-
-    def miss_mean(self, name: str, why: str) -> None:
-        self.miss(name, why)
-        self.miss(f"{name}_se", why)
+def remainder(prediction: Prediction, known: Comparison) -> float:
+    """b of the rescaled variance."""
+    return prediction.rescale.b
 
 
-def score(std: Tensor, known: Predictive) -> Scores:
-    """All metrics of one method from its epistemic standard deviations (M, C)."""
-    scores = Scores()
-    scores.put("mean_std", float(std.mean()))
-    _closeness(scores, std, known)
-    _oracle_coverage(scores, std, known)
-    if known.task == "regression":
-        _regression(scores, std, known)
-    else:
-        _classification(scores, std, known)
-    return scores
+def mean_std(prediction: Prediction, known: Comparison) -> float:
+    """Mean epistemic standard deviation."""
+    return float(prediction.std.mean())
 
 
-def _closeness(scores: Scores, std: Tensor, known: Predictive) -> None:
-    if known.std_full is None:
-        scores.miss_mean("w2", known.no_full)
-        scores.miss("w2_relative", known.no_full)
-        scores.miss("w2_total", known.no_full)
-        if known.std_bounds is not None:
-            least, most = distance_bounds(std, *known.std_bounds)
-            scores.put("w2_low", float(least.mean(1).mean()))
-            scores.put("w2_high", float(most.mean(1).mean()))
-        return
-    w2 = (known.std_full - std).abs().mean(1)
-    scores.mean("w2", w2)
-    scale = float(known.std_full.mean())
-    if scale > 0:
-        scores.put("w2_relative", float(w2.mean()) / scale)
-    else:
-        scores.miss("w2_relative", "the full posterior has no spread on the test rows")
-    if known.sigma2 is None:
-        scores.miss("w2_total", "there is no noise variance in classification")
-    else:
-        total = _with_noise(known.std_full, known.sigma2) - _with_noise(std, known.sigma2)
-        scores.put("w2_total", float(total.abs().mean(1).mean()))
+def w2(prediction: Prediction, known: Comparison) -> Tensor:
+    """|σ_full − σ|, the 2-Wasserstein distance of two Gaussians with one mean."""
+    return (_std_full(known) - prediction.std).abs().mean(1)
 
 
-def _oracle_coverage(scores: Scores, std: Tensor, known: Predictive) -> None:
+def w2_relative(prediction: Prediction, known: Comparison) -> float:
+    """w2 / mean σ_full."""
+    scale = float(_std_full(known).mean())
+    if scale <= 0:
+        raise NotApplicable("the full posterior has no spread on the test rows")
+    return float(w2(prediction, known).mean()) / scale
+
+
+def w2_total(prediction: Prediction, known: Comparison) -> float:
+    """w2 with the noise variance in both standard deviations."""
+    full, sigma2 = _std_full(known), known.likelihood.noise_variance
+    if sigma2 is None:
+        raise NotApplicable("there is no noise variance in classification")
+    return float((_with_noise(full, sigma2) - _with_noise(prediction.std, sigma2)).abs().mean(1).mean())
+
+
+def w2_low(prediction: Prediction, known: Comparison) -> float:
+    """The least w2 for any full posterior within the bounds."""
+    low, high = _bounds(known)
+    return float(torch.maximum(low - prediction.std, prediction.std - high).clamp(min=0.0).mean(1).mean())
+
+
+def w2_high(prediction: Prediction, known: Comparison) -> float:
+    """The largest w2 for any full posterior within the bounds."""
+    low, high = _bounds(known)
+    return float(torch.maximum((high - prediction.std).abs(), (low - prediction.std).abs()).mean(1).mean())
+
+
+def coverage95(prediction: Prediction, known: Comparison) -> Tensor:
+    """Share of |f_oracle − f| ≤ 1.96 σ."""
     if known.oracle is None:
-        scores.miss_mean("coverage95", known.no_oracle)
-    else:
-        scores.mean("coverage95", _covered(known.oracle - known.f, std))
+        raise NotApplicable(known.absent.oracle)
+    return _covered(known.oracle - prediction.mean, prediction.std)
 
 
-def _regression(scores: Scores, std: Tensor, known: Predictive) -> None:
-    for name in ("accuracy", "brier"):
-        scores.miss_mean(name, "a metric of classification")
-    scores.miss("ece", "a metric of classification")
-    if known.targets is None:
-        for name in ("coverage95_total", "nll", "crps"):
-            scores.miss_mean(name, known.no_targets)
-        scores.miss("rmse", known.no_targets)
-        return
-    assert known.sigma2 is not None, "regression has a noise variance"
-    total = _with_noise(std, known.sigma2)
-    error = known.targets - known.f
+def coverage95_total(prediction: Prediction, known: Comparison) -> Tensor:
+    """Share of |y − f| ≤ 1.96 √(σ² + σ₀²)."""
+    error, total = _errors(prediction, known)
+    return _covered(error, total)
+
+
+def ipv(prediction: Prediction, known: Comparison) -> float:
+    """Mean over the training rows of the (Hessian-weighted) variance, summed over outputs."""
+    if prediction.freedom is None:
+        raise NotApplicable(f"{prediction.method} has no posterior")
+    return known.ipv(prediction.freedom)
+
+
+def discrepancy(prediction: Prediction, known: Comparison) -> float:
+    """ipv of the full network − ipv."""
+    own = ipv(prediction, known)
+    return _full_ipv(known) - own
+
+
+def retained(prediction: Prediction, known: Comparison) -> float:
+    """ipv / ipv of the full network."""
+    own, full = ipv(prediction, known), _full_ipv(known)
+    if full <= 0:
+        raise NotApplicable("the full network's ipv is 0")
+    return own / full
+
+
+def nll(prediction: Prediction, known: Comparison) -> Tensor:
+    """Negative log-likelihood of the targets."""
+    return known.likelihood.nll(prediction.mean, prediction.std, _targets(known))
+
+
+def rmse(prediction: Prediction, known: Comparison) -> float:
+    """Root mean squared error of the mean."""
+    error, _ = _errors(prediction, known)
+    return math.sqrt(float(error.square().mean()))
+
+
+def crps(prediction: Prediction, known: Comparison) -> Tensor:
+    """Continuous ranked probability score of N(f, σ² + σ₀²)."""
+    error, total = _errors(prediction, known)
     z = error / total
-    scores.mean("coverage95_total", _covered(error, total))
-    scores.mean("nll", (0.5 * z.square() + total.log() + 0.5 * math.log(2 * math.pi)).mean(1))
-    scores.put("rmse", math.sqrt(float(error.square().mean())))
     density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
-    crps = total * (z * torch.erf(z / math.sqrt(2)) + 2 * density - 1 / math.sqrt(math.pi))
-    scores.mean("crps", crps.mean(1))
+    return (total * (z * torch.erf(z / math.sqrt(2)) + 2 * density - 1 / math.sqrt(math.pi))).mean(1)
 
 
-def _classification(scores: Scores, std: Tensor, known: Predictive) -> None:
-    for name in ("coverage95_total", "crps"):
-        scores.miss_mean(name, "a metric of regression")
-    scores.miss("rmse", "a metric of regression")
+def accuracy(prediction: Prediction, known: Comparison) -> Tensor:
+    """Share of rows whose most probable class is the true one."""
+    return (_probabilities(prediction, known).max(1).indices == known.targets).double()
+
+
+def ece(prediction: Prediction, known: Comparison) -> float:
+    """Expected calibration error over 15 equal-width bins of the top class' probability."""
+    confidence, predicted = _probabilities(prediction, known).max(1)
+    return calibration_error(confidence, (predicted == known.targets).double())
+
+
+def brier(prediction: Prediction, known: Comparison) -> Tensor:
+    """Σ over classes (p − onehot)²; binary: (p − y)²."""
+    return known.likelihood.brier(_probabilities(prediction, known), _targets(known))
+
+
+def _std_full(known: Comparison) -> Tensor:
+    if known.std_full is None:
+        raise NotApplicable(known.absent.full)
+    return known.std_full
+
+
+def _bounds(known: Comparison) -> tuple[Tensor, Tensor]:
+    if known.std_bounds is None:
+        raise NotApplicable("there are no bounds of the full posterior")
+    return known.std_bounds
+
+
+def _full_ipv(known: Comparison) -> float:
+    if known.full_ipv is None:
+        raise NotApplicable(known.absent.full)
+    return known.full_ipv
+
+
+def _targets(known: Comparison) -> Tensor:
     if known.targets is None:
-        for name in ("nll", "accuracy", "brier"):
-            scores.miss_mean(name, known.no_targets)
-        scores.miss("ece", known.no_targets)
-        return
-    log_p = log_probabilities(known.f, std)  # (M, classes)
-    p, y = log_p.exp(), known.targets
-    scores.mean("nll", -log_p.gather(1, y.unsqueeze(1)).squeeze(1))
-    confidence, predicted = p.max(1)
-    correct = (predicted == y).double()
-    scores.mean("accuracy", correct)
-    onehot = torch.nn.functional.one_hot(y, p.shape[1]).double()
-    squared = (p - onehot).square()
-    scores.mean("brier", squared[:, 1] if known.task == "binary" else squared.sum(1))
-    scores.put("ece", calibration_error(confidence, correct))
+        raise NotApplicable(known.absent.targets)
+    return known.targets
 
 
-def log_probabilities(f: Tensor, std: Tensor) -> Tensor:
-    """Probit-corrected log-probabilities (M, classes); one logit gives two classes."""
-    z = f / torch.sqrt(1 + math.pi * std.square() / 8)
-    if z.shape[1] == 1:
-        return torch.nn.functional.logsigmoid(torch.cat([-z, z], dim=1))
-    return torch.log_softmax(z, dim=1)
+def _errors(prediction: Prediction, known: Comparison) -> tuple[Tensor, Tensor]:
+    """(y − f, √(σ² + σ₀²)) of regression."""
+    sigma2 = known.likelihood.noise_variance
+    if sigma2 is None:
+        raise NotApplicable("a metric of regression")
+    return _targets(known) - prediction.mean, _with_noise(prediction.std, sigma2)
 
 
-def calibration_error(confidence: Tensor, correct: Tensor) -> float:
-    """ECE over 15 equal-width bins (left-open, as is usual) of the top class' probability."""
-    bins = (confidence * ECE_BINS).ceil().long().clamp(1, ECE_BINS) - 1
-    gap = torch.zeros(ECE_BINS, dtype=torch.float64, device=confidence.device)
-    gap.index_add_(0, bins, correct - confidence)
-    return float(gap.abs().sum()) / len(confidence)
+def _probabilities(prediction: Prediction, known: Comparison) -> Tensor:
+    log_p = known.likelihood.log_probabilities(prediction.mean, prediction.std)
+    if log_p is None:
+        raise NotApplicable("a metric of classification")
+    _targets(known)
+    return log_p.exp()
 
 
 def _covered(error: Tensor, std: Tensor) -> Tensor:

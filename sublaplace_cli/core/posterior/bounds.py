@@ -1,7 +1,8 @@
-"""The full posterior's variance between two bounds, where its Gram matrix is too large.
+"""Bounds of the full posterior's variance, where its Gram matrix is too large.
 
-From below: any sub-network's (Theorem 1). From above: the full posterior of some of the training rows, because more
-data never widen it. Disjoint sets of rows give several upper bounds; the smallest counts, row by row.
+Lower bound: any sub-network's variance (Theorem 1). Upper bound: the full posterior of some of the training rows,
+because more data never increase the variance. Disjoint sets of rows give several upper bounds; the smallest per test
+row is used.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from torch import Tensor
 from ..jacobian.rows import Jacobian
 from ..jacobian.sharded import some_rows
 from ..omega.precision import Precision
-from .fitting import fit_full
+from .full import fit_full
 from .theorem1 import require_not_larger
 
-MOST_SETS = 4  # of rows: each costs a Gram matrix of its own, and adds less than the one before
+MOST_SETS = 4  # of rows: each costs another Gram matrix and adds less than the one before
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Kronecker-factored Laplace: each layer's part of Ω is B ⊗ A + V, and all that lies between layers is left out.
+"""Kronecker-factored Laplace: each layer's part of Ω is B ⊗ A + V; the parts between layers are dropped.
 
-A is the mean outer product of a layer's inputs, B the sum of those of its output gradients. In their eigenvectors
-the precision of a weight is diagonal, so that a row's variance is a sum of squares.
+A is the mean outer product of a layer's inputs, B the sum of the outer products of its output gradients. In their
+eigenvectors the precision of a weight is diagonal, so that the variance of a row is a sum of squares.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..jacobian.blocks import dense_pieces
 from ..jacobian.rows import Jacobian, row_tiles
-from ..network.layout import Parameter
+from ..network.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -34,31 +34,46 @@ class _Turned:
     data: Tensor
 
 
-def kronecker_variance(test: Jacobian, factors: Mapping[str, Factors], prior: Tensor, memory: int) -> Tensor:
-    """gᵀ(KFAC + V)⁻¹g at every row and output (M, C); parameters without factors stay at their prior."""
-    M, C = test.outputs.shape
-    turned = {name: _turn(q) for name, q in factors.items()}
-    variance = torch.zeros(M * C, dtype=torch.float64, device=test.outputs.device)
-    for a, b in row_tiles(test, memory):
-        for block in test.load(a, b):
-            inside = [q for q in test.layout.parameters if q.size and _within(q.span, block.span)]
-            done = a
-            for piece in dense_pieces(block, C):
-                rows = slice(done * C, (done + piece.n_rows) * C)
-                for q in inside:
-                    g = piece.flat[:, q.offset - block.start : q.span.stop - block.start].double()
-                    variance[rows] += _quadratic(g, q, turned.get(q.name), prior[q.span])
-                done += piece.n_rows
-    return variance.reshape(M, C)
+@dataclass(frozen=True)
+class KroneckerPosterior:
+    """B ⊗ A + V per weight, B + V per bias; parameters without factors stay at their prior."""
 
+    factors: Mapping[str, Factors]  # by parameter name
+    layout: Layout
+    prior: Tensor  # v (p,)
+    memory: int
 
-def kronecker_freedom(factors: Mapping[str, Factors], prior: Mapping[str, float]) -> float:
-    """tr((KFAC + V)⁻¹ KFAC)."""
-    total = 0.0
-    for name, q in factors.items():
-        data = _turn(q).data
-        total += float((data / (data + prior[name])).sum())
-    return total
+    @property
+    def freedom(self) -> float:
+        """tr((KFAC + V)⁻¹ KFAC)."""
+        priors = {
+            parameter.name: float(self.prior[parameter.offset])
+            for parameter in self.layout.parameters
+            if parameter.size
+        }
+        total = 0.0
+        for name, factors in self.factors.items():
+            data = _turn(factors).data
+            total += float((data / (data + priors[name])).sum())
+        return total
+
+    def variance(self, jacobian: Jacobian) -> Tensor:
+        """gᵀ(KFAC + V)⁻¹g."""
+        M, C = jacobian.outputs.shape
+        turned = {name: _turn(factors) for name, factors in self.factors.items()}
+        variance = torch.zeros(M * C, dtype=torch.float64, device=jacobian.outputs.device)
+        for a, b in row_tiles(jacobian, self.memory):
+            for block in jacobian.load(a, b):
+                inside = [p for p in self.layout.parameters if p.size and _within(p.span, block.span)]
+                done = a
+                for piece in dense_pieces(block, C):
+                    rows = slice(done * C, (done + piece.n_rows) * C)
+                    for parameter in inside:
+                        span = parameter.span
+                        g = piece.flat[:, span.start - block.start : span.stop - block.start].double()
+                        variance[rows] += _quadratic(g, turned.get(parameter.name), self.prior[span])
+                    done += piece.n_rows
+        return variance.reshape(M, C)
 
 
 def _turn(factors: Factors) -> _Turned:
@@ -70,7 +85,7 @@ def _turn(factors: Factors) -> _Turned:
     return _Turned(into, out, torch.outer(beta, alpha.clamp(min=0.0)))
 
 
-def _quadratic(g: Tensor, parameter: Parameter, turned: _Turned | None, prior: Tensor) -> Tensor:
+def _quadratic(g: Tensor, turned: _Turned | None, prior: Tensor) -> Tensor:
     """gᵀ(…)⁻¹g of one parameter for rows g (m, size) → (m,)."""
     if turned is None:
         return (g.square() / prior).sum(1)

@@ -1,8 +1,7 @@
-"""Making up for what a sub-network leaves out: one or two numbers, fitted to the full posterior on held-out variances.
+"""Rescaling a sub-network's variance: one or two numbers, fitted to the full posterior on held-out variances.
 
-By Theorem 1 every sub-network variance is too small. On the training rows themselves it would be judged by rows that
-it has seen, so each row's variance is the one that it would have without that row, which has a closed form. No test
-row and no random number is used.
+By Theorem 1 every sub-network variance is too small. The numbers are fitted on the training rows, each with the
+variance that it would have without that row, which has a closed form. No test row and no random number is used.
 """
 
 from __future__ import annotations
@@ -10,24 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from ..jacobian.rows import Jacobian
 from ..jacobian.sharded import some_rows
-from ..linalg import STRIP, solve_lower
 from ..omega.precision import Precision
-from ..omega.row_sums import column_chunks, row_norms
-from .posterior import FullPosterior, SubnetPosterior
+from ..omega.row_sums import column_chunks
 
 Kind = Literal["none", "scale", "hybrid"]
-KINDS: tuple[Kind, ...] = ("none", "scale", "hybrid")
-SMALL = 1e-6  # share of a row in its own variance below which 1 − M has lost six digits
-ROUNDING = 1e-12  # share of ‖g‖² below which what is outside of S is nothing
-DIRECTIONS = 129  # of hybrid's two numbers, looked at before the best one is refined
-REFINEMENTS = 40
+SMALL_SHARE = 1e-6  # share of a row in its own variance below which 1 − R has lost six digits
+OUTSIDE_ROUNDING = 1e-12  # share of ‖g‖² below which the part outside S is rounding
+DIRECTIONS = 129  # of hybrid's two numbers, tried before the best one is refined
+DIRECTION_REFINEMENTS = 40
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,7 @@ class Rescale:
 
     @property
     def kind(self) -> Kind:
-        """By what it does: `hybrid` without a remainder is `scale`."""
+        """Named by its effect: `hybrid` without a remainder is `scale`."""
         if self.b:
             return "hybrid"
         return "none" if self.c == 1.0 else "scale"
@@ -48,49 +44,23 @@ class Rescale:
         return (1.0 if self.c is None else self.c) * variance + self.b * outside
 
 
-def left_out_full(posterior: FullPosterior) -> Tensor:
-    """Variances of the training rows, each without that row, for the full network (N, C)."""
-    precision = posterior.precision
+class _LeavesOut(Protocol):
+    """What leaving one training row out needs of a posterior."""
+
+    @property
+    def shares_cancel(self) -> bool: ...
+    def own_shares(self, precision: Precision) -> Tensor: ...
+    def variance(self, jacobian: Jacobian) -> Tensor: ...
+
+
+def left_out(posterior: _LeavesOut, precision: Precision) -> Tensor:
+    """Variances of the training rows, each without that row (N, C)."""
 
     def directly(rows: list[int]) -> Tensor:
-        chosen = some_rows(precision.jacobian, rows)
-        return posterior.variance(chosen, row_norms(chosen, precision.prior, precision.memory))
+        return posterior.variance(some_rows(precision.jacobian, rows))
 
-    return _left_out(_own_shares_dual(posterior.factor, precision), precision.root, directly)
-
-
-def left_out_subnet(posterior: SubnetPosterior, precision: Precision) -> Tensor:
-    """The same for a sub-network (N, C)."""
-
-    def directly(rows: list[int]) -> Tensor:
-        chosen = some_rows(precision.jacobian, rows)
-        parts = [posterior.variance(J) for _, J in column_chunks(chosen, posterior.indices, precision.memory)]
-        return torch.cat(parts).reshape(len(rows), -1)
-
-    if posterior.form == "primal":
-        return _left_out(_own_shares_primal(posterior, precision), precision.root, None)
-    return _left_out(_own_shares_dual(posterior.factor, precision), precision.root, directly)
-
-
-def _own_shares_primal(posterior: SubnetPosterior, precision: Precision) -> Tensor:
-    """A_n Ω⁻¹ A_nᵀ of every training row (N, C, C): nothing cancels."""
-    C, parts = precision.root.shape[1], []
-    for A in precision.column_chunks(posterior.indices):
-        X = solve_lower(posterior.factor, A).reshape(len(A), -1, C)  # (k, m, C)
-        parts.append(torch.einsum("knc,knd->ncd", X, X))
-    return torch.cat(parts)
-
-
-def _own_shares_dual(L: Tensor, precision: Precision) -> Tensor:
-    """The same as I − M_nn, M = (L Lᵀ)⁻¹ (N, C, C)."""
-    C = precision.root.shape[1]
-    step, parts = max(1, max(STRIP, len(L) // 16) // C) * C, []  # each solve copies its part of L: not too many
-    for left in range(0, len(L), step):
-        width = min(step, len(L) - left)
-        unit = torch.eye(len(L) - left, width, dtype=L.dtype, device=L.device)
-        X = solve_lower(L[left:, left:], unit).reshape(len(L) - left, -1, C)
-        parts.append(torch.einsum("rnc,rnd->ncd", X, X))
-    return torch.eye(C, dtype=L.dtype, device=L.device) - torch.cat(parts)
+    U = posterior.own_shares(precision)
+    return _left_out(U, precision.root, directly if posterior.shares_cancel else None)
 
 
 def _left_out(U: Tensor, W: Tensor, directly: Callable[[list[int]], Tensor] | None) -> Tensor:
@@ -99,10 +69,10 @@ def _left_out(U: Tensor, W: Tensor, directly: Callable[[list[int]], Tensor] | No
     if C == 1:
         own, weight = U.flatten(), W.flatten().square()
         variance = own / weight
-        weak = (own < SMALL).nonzero().squeeze(1)
-        if len(weak) and directly is not None:  # a weight of next to nothing: a sure classification
+        weak = (own < SMALL_SHARE).nonzero().squeeze(1)
+        if len(weak) and directly is not None:  # a weight near 0: a confident classification
             variance[weak] = directly(weak.tolist()).flatten()
-            own = torch.where(own < SMALL, weight * variance, own)
+            own = torch.where(own < SMALL_SHARE, weight * variance, own)
         return (variance / (1 - own)).unsqueeze(1)
     eye = torch.eye(C, dtype=U.dtype, device=U.device)
     without = torch.linalg.solve(eye - U, U)  # in the weighted outputs, symmetric
@@ -111,11 +81,11 @@ def _left_out(U: Tensor, W: Tensor, directly: Callable[[list[int]], Tensor] | No
 
 
 def outside_norms(rows: Jacobian, norms: Tensor, S: Tensor, prior: Tensor, memory: int) -> Tensor:
-    """‖g outside S‖² in the metric V⁻¹ of these rows (M·C,), given their ‖g‖²."""
+    """‖g outside S‖² of these rows in the metric V⁻¹ (M·C,), given their ‖g‖²."""
     scale = prior[S].rsqrt().unsqueeze(1)
     inside = [chunk.mul_(scale).square_().sum(0) for _, chunk in column_chunks(rows, S, memory)]
     outside = norms - torch.cat(inside)
-    return torch.where(outside > ROUNDING * norms, outside, torch.zeros_like(outside))
+    return torch.where(outside > OUTSIDE_ROUNDING * norms, outside, torch.zeros_like(outside))
 
 
 def fit_scale(full: Tensor, own: Tensor) -> float | None:
@@ -143,7 +113,7 @@ def fit_rescale(kind: Kind, full: Tensor, own: Tensor, outside: Tensor) -> Resca
 
 
 def _hybrid(sigma: Tensor, own: Tensor, outside: Tensor) -> Rescale:
-    """For a given direction of (c, b) the length is a weighted median; the direction is looked for on a line."""
+    """For a given direction of (c, b) the length is a weighted median; the direction is searched on a line."""
     own_size, outside_size = float(own.mean()), float(outside.mean())
 
     def along(angle: float) -> tuple[float, Rescale]:
@@ -155,7 +125,7 @@ def _hybrid(sigma: Tensor, own: Tensor, outside: Tensor) -> Rescale:
     step = (math.pi / 2) / (DIRECTIONS - 1)
     best = min(range(DIRECTIONS), key=lambda i: along(i * step)[0])
     low, high = max(0, best - 1) * step, min(DIRECTIONS - 1, best + 1) * step
-    for _ in range(REFINEMENTS):
+    for _ in range(DIRECTION_REFINEMENTS):
         first, second = low + (high - low) / 3, high - (high - low) / 3
         if along(first)[0] <= along(second)[0]:
             high = second

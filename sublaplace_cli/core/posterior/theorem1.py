@@ -1,11 +1,11 @@
-"""Theorem 1 as a run-time alarm: PV(S) ≤ PV(S′) ≤ PV_full for S ⊆ S′, at every row and output."""
+"""Theorem 1 as a run-time check: PV(S) ≤ PV(S′) ≤ PV_full for S ⊆ S′, at every row and output."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ...errors import NumericsError
+from ...errors import NumericsError, Reason
 
 
 def require_not_larger(smaller: Tensor, larger: Tensor, norms: Tensor, who: str, than: str) -> None:
@@ -18,6 +18,5 @@ def require_not_larger(smaller: Tensor, larger: Tensor, norms: Tensor, who: str,
             f"Theorem 1 is broken at test row {row}, output {output}: the variance of {who} is "
             f"{float(smaller[row, output]):.12g}, that of {than} is {float(larger[row, output]):.12g}; "
             f"{int(broken.sum())} of {broken.numel()} values are affected",
-            hint="a larger sub-network can never have a smaller variance, so rounding has taken over: raise "
-            "posterior.prior_precision or posterior.noise_variance, or use --dtype float64",
+            reason=Reason.THEOREM_1_BROKEN,
         )

@@ -1,0 +1,35 @@
+"""Which flag or spec key helps: the hint for each reason that the numerics can give."""
+
+from __future__ import annotations
+
+from ..errors import Reason, SublaplaceError
+
+_RAISE = "raise posterior.prior_precision or posterior.noise_variance"
+ADVICE = {
+    Reason.NOT_POSITIVE_DEFINITE: "likely causes: (a) non-finite or huge gradients, (b) a prior precision that is tiny "
+    f"beside the data term: {_RAISE}, (c) parameters that are exact copies",
+    Reason.ILL_CONDITIONED: f"{_RAISE}, or rescale the model's outputs",
+    Reason.SCHUR_COMPLEMENT_LOST: f"{_RAISE}, or choose a smaller k",
+    Reason.THEOREM_1_BROKEN: "a larger sub-network can never have a smaller variance, so rounding has taken over: "
+    f"{_RAISE}, or use --dtype float64",
+    Reason.GRAM_FLOAT32: f"use --gram-dtype float64, or {_RAISE}",
+    Reason.NO_ROOM_FOR_SUBNET: "lower --k, use fewer training rows (splits.train.n), or raise --memory",
+    Reason.NO_ROOM_FOR_FULL: "use fewer training rows (splits.train.n), raise --memory, or use --full none or bracket",
+    Reason.NO_ROOM_FOR_TUNING: "use fewer training rows (splits.train.n), fewer groups, or raise --memory",
+    Reason.GRADIENT_NOT_FINITE: "look for a division by zero, sqrt(0) or log(0) in that layer, or try --dtype float64",
+    Reason.GRADIENTS_DISAGREE: "a custom autograd function whose backward depends on the batch can do that; "
+    "try --dtype float64",
+    Reason.POOL_TOO_SMALL: "a pool must hold at least k candidates: raise --pool or lower --k",
+    Reason.NO_LINEAR_LAYER: "name the parameters yourself: --method 'names:PATTERN'",
+    Reason.NOT_ONE_LOGIT: "use task: multiclass, or collapse the classes with "
+    "model.wrap: {binary-logodds: {classes: […]}}",
+    Reason.NOT_SEVERAL_LOGITS: "use task: binary",
+    Reason.OUT_OF_MEMORY: "lower --memory, --k or the number of rows",
+}
+
+
+def hint_of(error: SublaplaceError) -> str | None:
+    """The error's own hint, else the advice for its reason."""
+    if error.hint is not None or error.reason is None:
+        return error.hint
+    return ADVICE[error.reason]

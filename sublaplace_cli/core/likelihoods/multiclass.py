@@ -1,0 +1,73 @@
+"""C classes, one logit each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...errors import Reason, UserError
+from .classes import RELIABILITY_AXES, chosen_log_probability, probit_logits, reliability, squared_errors
+
+# The ridge of the paper's Setup C: it lifts diag(p) − ppᵀ off its all-ones null direction.
+SOFTMAX_RIDGE = 1e-6
+
+
+@dataclass(frozen=True)
+class Multiclass:
+    """y ~ Categorical(softmax(f))."""
+
+    noise_variance: ClassVar[None] = None
+    calibration_axes: ClassVar[tuple[str, str]] = RELIABILITY_AXES
+
+    def with_noise(self, sigma2: float) -> Multiclass:
+        return self
+
+    def root(self, f: Tensor) -> Tensor:
+        """H = diag(p) − ppᵀ + εI with ε = 1e-6; its Cholesky factor is as good a root as any."""
+        p = torch.softmax(f.double(), dim=1)
+        ridge = torch.full_like(p, SOFTMAX_RIDGE)
+        H = torch.diag_embed(p + ridge) - p.unsqueeze(2) * p.unsqueeze(1)
+        return torch.linalg.cholesky(H)  # (N, C, C)
+
+    def kernel_root(self, f: Tensor) -> Tensor:
+        return self.root(f)
+
+    def check_outputs(self, n_outputs: int) -> None:
+        if n_outputs < 2:
+            raise UserError(
+                "a multiclass task needs at least two outputs, the model has one", reason=Reason.NOT_SEVERAL_LOGITS
+            )
+
+    def check_targets(self, targets: np.ndarray, rows: np.ndarray, n_outputs: int, split: str) -> None:
+        largest = int(targets.max())
+        if largest >= n_outputs:
+            raise UserError(
+                f"class label {largest} (row {int(rows[int(targets.argmax())])} of the {split} data) is out of range: "
+                f"the model has {n_outputs} outputs, so labels run from 0 to {n_outputs - 1}"
+            )
+
+    def fit_terms(self, f: Tensor, targets: Tensor) -> tuple[None, float]:
+        log_p = self.log_probabilities(f, torch.zeros_like(f))
+        return None, float(chosen_log_probability(log_p, targets).sum())
+
+    def loss(self) -> tuple[nn.Module, float]:
+        return nn.CrossEntropyLoss(reduction="sum"), 1.0
+
+    def loss_targets(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
+        return targets
+
+    def log_probabilities(self, f: Tensor, std: Tensor) -> Tensor:
+        return torch.log_softmax(probit_logits(f, std), dim=1)  # (M, C)
+
+    def nll(self, f: Tensor, std: Tensor, targets: Tensor) -> Tensor:
+        return -chosen_log_probability(self.log_probabilities(f, std), targets)
+
+    def brier(self, probabilities: Tensor, targets: Tensor) -> Tensor:
+        return squared_errors(probabilities, targets).sum(1)
+
+    def calibration(self, f: Tensor, std: Tensor, targets: Tensor) -> tuple[list[float], list[float]]:
+        return reliability(self.log_probabilities(f, std), targets)

@@ -1,0 +1,88 @@
+"""Full linearized Laplace through the Gram matrix of the training rows: nothing of size p × p exists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ...errors import NumericsError, Reason
+from ..jacobian.rows import Jacobian
+from ..linalg import dual_variance
+from ..omega.gram_float32 import Sample, not_good_enough, require_accuracy, sample_of
+from ..omega.precision import Precision
+from ..omega.row_sums import row_norms
+from .gram_factor import factor_gram, own_shares
+from .subnet import require_room
+
+
+@dataclass(frozen=True)
+class FullPosterior:
+    """L Lᵀ = I + K over all p parameters."""
+
+    precision: Precision
+    factor: Tensor  # L (N·C, N·C)
+    condition: float
+    count_freedom: Callable[[], float]
+    shares_cancel: ClassVar[bool] = True
+
+    @cached_property
+    def freedom(self) -> float:
+        return self.count_freedom()
+
+    def variance(self, jacobian: Jacobian, norms: Tensor | None = None) -> Tensor:
+        """gᵀ Ω⁻¹ g at every row and output (M, C); `norms` are their ‖g‖² in the metric V⁻¹ (M·C,), if known."""
+        norms = row_norms(jacobian, self.precision.prior, self.precision.memory) if norms is None else norms
+        cross = self.precision.cross_gram(jacobian)  # (N·C, M·C)
+        variance = self._variance(jacobian, norms, cross)
+        if self.precision.gram_dtype != torch.float64:
+            few, rows = sample_of(jacobian)
+            flat = torch.arange(variance.numel(), device=cross.device).reshape(jacobian.outputs.shape)[rows].flatten()
+            require_accuracy(self.precision, self.factor, few, cross[:, flat], variance[flat], self._sample)
+        return variance.reshape(jacobian.outputs.shape)
+
+    def _variance(self, jacobian: Jacobian, norms: Tensor, cross: Tensor) -> Tensor:
+        def residual_norms(chosen: Tensor, w: Tensor) -> Tensor:
+            return self.precision.residual_norms(jacobian, chosen, w)
+
+        return dual_variance(self.factor, cross, norms, self.condition, residual_norms)
+
+    @cached_property
+    def _sample(self) -> Sample:
+        return Sample.of(self.precision)
+
+    def require_accuracy(self) -> None:
+        """Refuse float32 products whose error shows in the variances of a sample of the training rows."""
+        few = self._sample.rows
+        norms = row_norms(few, self.precision.prior, self.precision.memory)
+        cross = self.precision.cross_gram(few)
+        variance = self._variance(few, norms, cross)
+        require_accuracy(self.precision, self.factor, few, cross, variance, self._sample)
+
+    def own_shares(self, precision: Precision) -> Tensor:
+        """A_n Ω⁻¹ A_nᵀ of every training row (N, C, C)."""
+        return own_shares(self.factor, precision.root.shape[1])
+
+
+def full_bytes(rows: int) -> int:
+    """Memory for K, which its factor replaces."""
+    return 8 * rows * rows
+
+
+def fit_full(precision: Precision) -> FullPosterior:
+    """The full posterior of these training rows."""
+    rows = precision.n_rows
+    what = f"the full posterior over {rows} rows"
+    require_room(precision, full_bytes(rows), what, Reason.NO_ROOM_FOR_FULL)
+    if precision.gram_dtype == torch.float64:
+        return FullPosterior(precision, *factor_gram(precision.gram()))
+    try:
+        posterior = FullPosterior(precision, *factor_gram(precision.gram()))
+    except NumericsError as error:
+        raise not_good_enough(error.message) from error
+    posterior.require_accuracy()
+    return posterior

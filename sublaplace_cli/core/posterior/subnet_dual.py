@@ -1,0 +1,90 @@
+"""A sub-network's posterior in dual form: one N·C × N·C factor. The smaller form where k > N·C."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..jacobian.blocks import add_upper
+from ..jacobian.rows import Jacobian
+from ..linalg import column_squares, dual_variance, mirrored, solve_lower, solve_lower_transposed
+from ..omega.precision import Precision
+from .gram_factor import factor_gram, own_shares
+from .sampling import standard_normal
+from .subnet import Form, require_room, subnet_bytes, variance_by_chunks
+
+
+@dataclass(frozen=True)
+class SubnetDual:
+    """L Lᵀ = I + A′A′ᵀ over S."""
+
+    indices: Tensor  # S (k,)
+    prior: Tensor  # v_S (k,)
+    factor: Tensor  # L (N·C, N·C)
+    columns: Tensor  # A′ᵀ (k, N·C)
+    condition: float
+    count_freedom: Callable[[], float]
+    memory: int
+    form: ClassVar[Form] = "dual"
+    shares_cancel: ClassVar[bool] = True
+
+    @cached_property
+    def freedom(self) -> float:
+        return self.count_freedom()
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"indices": self.indices, "prior": self.prior, "factor": self.factor, "columns": self.columns}
+
+    def variance(self, jacobian: Jacobian) -> Tensor:
+        return torch.cat(list(variance_by_chunks(self, jacobian, self.memory))).reshape(jacobian.outputs.shape)
+
+    def column_variance(self, J_S: Tensor) -> Tensor:
+        g = J_S.mul_(self.prior.rsqrt().unsqueeze(1))
+        return self.metric_variance(g, self.columns.T @ g, column_squares(g))
+
+    def metric_variance(self, g: Tensor, cross: Tensor, norms: Tensor) -> Tensor:
+        """The same for g′ in the prior's metric (k, m·C), A′g′ and ‖g′‖²."""
+
+        def residual_norms(chosen: Tensor, w: Tensor) -> Tensor:
+            return column_squares(g[:, chosen] - self.columns @ w)
+
+        return dual_variance(self.factor, cross, norms, self.condition, residual_norms)
+
+    def draw(self, count: int, seed: int) -> Tensor:
+        """A prior draw u, corrected by what the rows A would have seen of it: no k × k matrix."""
+        normal = standard_normal(seed, count, self.factor.device)
+        u, noise = normal(len(self.indices)), normal(len(self.factor))
+        seen = self.columns.T @ u + noise
+        weight = solve_lower_transposed(self.factor, solve_lower(self.factor, seen))
+        return (u - self.columns @ weight) * self.prior.rsqrt().unsqueeze(1)
+
+    def own_shares(self, precision: Precision) -> Tensor:
+        return own_shares(self.factor, precision.root.shape[1])
+
+
+def dual_columns(precision: Precision, S: Tensor) -> Tensor:
+    """A′ᵀ of these parameters (k, N·C), if there is room for it and the rest of a dual posterior."""
+    rows = precision.n_rows
+    what = f"a posterior over {len(S)} parameters with {rows} rows"
+    require_room(precision, subnet_bytes(len(S), rows, "dual"), what)
+    return precision.columns(S)
+
+
+def fit_dual(precision: Precision, S: Tensor, ks: Sequence[int], columns: Tensor | None = None) -> list[SubnetDual]:
+    """Posteriors over the first k of S for each k: the Gram matrix grows by the new columns only."""
+    rows, v = precision.n_rows, precision.prior[S]
+    A = dual_columns(precision, S) if columns is None else columns  # (k, N·C)
+    K = torch.zeros(rows, rows, dtype=torch.float64, device=v.device)
+    posteriors, done = [], 0
+    for k in ks:
+        add_upper(K, A[done:k].T)
+        own = K if k == ks[-1] else K.clone()
+        L, condition, freedom = factor_gram(mirrored(own))
+        posteriors.append(SubnetDual(S[:k], v[:k], L, A[:k], condition, freedom, precision.memory))
+        done = k
+    return posteriors

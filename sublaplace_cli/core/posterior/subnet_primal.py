@@ -1,0 +1,114 @@
+"""A sub-network's posterior in primal form: one k × k factor. The smaller form where k ≤ N·C."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..jacobian.blocks import add_upper
+from ..jacobian.rows import Jacobian
+from ..linalg import (
+    QR_CONDITION,
+    column_squares,
+    condition_of,
+    factor_of_rows,
+    inverse_square_sums,
+    mirrored,
+    safe_cholesky,
+    solve_lower,
+    solve_lower_transposed,
+)
+from ..omega.precision import Precision
+from .sampling import standard_normal
+from .subnet import Form, require_room, subnet_bytes, variance_by_chunks
+
+WEAK_DATA = 1e-3  # degrees of freedom per row below which their plain difference would lose more than 13 digits
+
+
+@dataclass(frozen=True)
+class SubnetPrimal:
+    """L Lᵀ = I + A′ᵀA′ over S."""
+
+    indices: Tensor  # S (k,)
+    prior: Tensor  # v_S (k,)
+    factor: Tensor  # L (k, k)
+    condition: float
+    count_freedom: Callable[[], float]
+    memory: int
+    form: ClassVar[Form] = "primal"
+    shares_cancel: ClassVar[bool] = False
+
+    @cached_property
+    def freedom(self) -> float:
+        return self.count_freedom()
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"indices": self.indices, "prior": self.prior, "factor": self.factor}
+
+    def variance(self, jacobian: Jacobian) -> Tensor:
+        return torch.cat(list(variance_by_chunks(self, jacobian, self.memory))).reshape(jacobian.outputs.shape)
+
+    def column_variance(self, J_S: Tensor) -> Tensor:
+        return self.metric_variance(J_S.mul_(self.prior.rsqrt().unsqueeze(1)))
+
+    def metric_variance(self, g: Tensor) -> Tensor:
+        """The same for g′ in the prior's metric (k, m·C)."""
+        return column_squares(solve_lower(self.factor, g))
+
+    def draw(self, count: int, seed: int) -> Tensor:
+        normal = standard_normal(seed, count, self.factor.device)
+        return solve_lower_transposed(self.factor, normal(len(self.indices))) * self.prior.rsqrt().unsqueeze(1)
+
+    def own_shares(self, precision: Precision) -> Tensor:
+        C, parts = precision.root.shape[1], []
+        for A in precision.column_chunks(self.indices):
+            X = solve_lower(self.factor, A).reshape(len(A), -1, C)  # (k, m, C)
+            parts.append(torch.einsum("knc,knd->ncd", X, X))
+        return torch.cat(parts)
+
+
+def fit_primal(
+    precision: Precision, S: Tensor, ks: Sequence[int], columns: Tensor | None = None
+) -> list[SubnetPrimal]:
+    """Posteriors over the first k of S for each k: the factor of a prefix is the leading block of the whole factor."""
+    rows = precision.n_rows
+    what = f"a posterior over {len(S)} parameters with {rows} rows"
+    require_room(precision, subnet_bytes(len(S), rows, "primal"), what)
+    v = precision.prior[S]
+    L, conditions = primal_factor(precision, S, ks, columns)
+
+    def freedom(k: int) -> float:
+        own = L[:k, :k]
+        plain = float((1.0 - inverse_square_sums(own)).clamp(min=0.0).sum())  # k − tr(Ω⁻¹V)
+        if plain >= WEAK_DATA * k:
+            return plain  # … which cancels where the data say little; ‖L⁻¹A′ᵀ‖² does not
+        return sum(float(solve_lower(own, A).square_().sum()) for A in precision.column_chunks(S[:k]))
+
+    return [
+        SubnetPrimal(S[:k], v[:k], L[:k, :k], condition, lambda k=k: freedom(k), precision.memory)  # type: ignore[misc]
+        for k, condition in zip(ks, conditions, strict=True)
+    ]
+
+
+def primal_factor(
+    precision: Precision, S: Tensor, ks: Sequence[int], columns: Tensor | None = None
+) -> tuple[Tensor, list[float]]:
+    """L of I + A′ᵀA′ in the order of S, and κ of each leading block of size k; `columns` is A′ᵀ if known."""
+    if columns is not None:
+        B = torch.zeros(len(S), len(S), dtype=torch.float64, device=S.device)
+        add_upper(B, columns[: len(S)])
+    else:
+        B = precision.submatrix(S)
+    mirrored(B)
+    conditions = [condition_of(B[:k, :k]) for k in ks]
+    if max(conditions) > QR_CONDITION:
+        del B
+        require_room(precision, 4 * subnet_bytes(len(S), 0, "primal"), f"an ill-conditioned posterior over {len(S)}")
+        return factor_of_rows((A.T for A in precision.column_chunks(S)), len(S), precision.prior), conditions
+    B.diagonal().add_(1.0)
+    return safe_cholesky(B, lambda i: precision.layout.describe(int(S[i]))), conditions

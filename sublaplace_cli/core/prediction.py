@@ -1,0 +1,66 @@
+"""What a method says about the test rows, and what that is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import Tensor
+
+from .likelihoods import Likelihood
+from .posterior.rescale import Rescale
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Mean and epistemic variance of one method at every test row and output."""
+
+    method: str
+    k: int | None
+    mean: Tensor  # (M, C)
+    variance: Tensor  # (M, C)
+    freedom: float | None  # tr(Ω_SS⁻¹ (AᵀA)_SS); None where there is no posterior
+    rescale: Rescale = field(default_factory=Rescale)
+    indices: Tensor | None = None  # S (k,) of a sub-network
+    samples: Tensor | None = None  # draws of the outputs (count, M, C)
+    own_mean: bool = False  # the mean is not that of the network
+
+    @cached_property
+    def std(self) -> Tensor:
+        return self.variance.clamp(min=0).sqrt()
+
+    @property
+    def is_subnet_posterior(self) -> bool:
+        """Whether Theorem 1 holds for it."""
+        return self.indices is not None and self.rescale == Rescale()
+
+    @property
+    def name(self) -> str:
+        return self.method if self.k is None else f"{self.method} (k = {self.k})"
+
+
+@dataclass(frozen=True)
+class Absent:
+    """Why something is not there to compare with."""
+
+    targets: str = "the test rows have no targets"
+    full: str = "no full posterior was computed"
+    oracle: str = "there is no oracle"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the predictions of every method are compared with; tensors are (M, C) unless noted."""
+
+    likelihood: Likelihood
+    n_train: int
+    targets: Tensor | None  # regression (M, C); classes (M,) int64
+    oracle: Tensor | None
+    std_full: Tensor | None
+    std_bounds: tuple[Tensor, Tensor] | None = None  # of the full posterior, where only bounds are known
+    full_ipv: float | None = None
+    absent: Absent = field(default_factory=Absent)
+
+    def ipv(self, freedom: float) -> float:
+        """(σ₀²/N)·tr(Ω_SS⁻¹ (AᵀA)_SS); σ₀² = 1 for classification."""
+        return (self.likelihood.noise_variance or 1.0) / self.n_train * freedom

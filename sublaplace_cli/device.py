@@ -1,4 +1,4 @@
-"""The only user of torch.cuda: which device, how much memory is free on it, waiting for it."""
+"""The only user of torch.cuda: choice of the device, its free memory, moves to it, waiting for it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .errors import UserError
 
 OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
 
-# What may be taken of the memory that is free: the rest is for the interpreter, the file cache and others.
+# Share of the free memory that a run uses: the rest is for the interpreter, the file cache and other processes.
 SAFE_SHARE = 0.6
 
 
 def choose(name: str) -> torch.device:
-    """`auto` is CUDA where there is one; asking for a CUDA device that is not there is an error."""
+    """The device of this name; `auto` is CUDA if available, else the CPU. Raises if there is no such device."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.deterministic = True  # rows that are computed again must give the same bits
+    torch.backends.cudnn.deterministic = True  # recomputed rows must give the same bits
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -33,16 +33,16 @@ def choose(name: str) -> torch.device:
     except RuntimeError as error:
         raise UserError(f"--device {name} is not a device", hint="expected auto, cpu, cuda or cuda:N") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"--device {name}: there is no CUDA device here", hint="use --device cpu or auto")
+        raise UserError(f"--device {name}: no CUDA device found", hint="use --device cpu or auto")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"--device {name}: there are only {torch.cuda.device_count()} CUDA devices here")
+        raise UserError(f"--device {name}: found only {torch.cuda.device_count()} CUDA devices")
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"--device {name} is not supported", hint="expected auto, cpu, cuda or cuda:N")
     return device
 
 
 def of_rank(name: str, local_rank: int) -> torch.device:
-    """The device of one of several ranks on a machine: where it has several CUDA devices, one each."""
+    """The device of one of several ranks on a machine: one CUDA device per rank, unless the name has an index."""
     device = choose(name)
     if device.type == "cuda":
         if device.index is None:
@@ -52,59 +52,61 @@ def of_rank(name: str, local_rank: int) -> torch.device:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on the device; on the CPU, within the limits of the machine and the container."""
+    """Free bytes on the device; on the CPU, within the limits of the machine and the container."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min(_machine_available(), _container_available())
 
 
 def release(device: torch.device) -> None:
-    """Give back what the allocator holds without using it."""
+    """Release the unused memory that the allocator caches."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def room_for(device: torch.device) -> Callable[..., Tensor]:
-    """What makes host memory that is on its way to the device: pinned, so that it is moved without a copy."""
+    """Allocator of host buffers that will be moved to the device: pinned for CUDA, which saves a copy."""
     return partial(torch.empty, pin_memory=True) if device.type == "cuda" else torch.empty
 
 
 def move(host: Tensor, device: torch.device) -> Tensor:
-    """To the device, beside what it computes: its work on the tensor waits for the move, nothing else does."""
+    """Copy to the device on a stream of its own: later work on the device waits for it, running work does not."""
     if device.type != "cuda":
         return host.to(device)
     if device not in _streams:
         _streams[device] = torch.cuda.Stream(device)
     stream, current = _streams[device], torch.cuda.current_stream(device)
     with torch.cuda.stream(stream):
-        there = host.to(device, non_blocking=True)
+        moved = host.to(device, non_blocking=True)
     current.wait_stream(stream)
-    there.record_stream(current)  # its memory is not used again before the work on it is done
-    return there
+    moved.record_stream(current)  # its memory is not reused before the work on it is done
+    return moved
 
 
-_streams: dict[torch.device, torch.cuda.Stream] = {}  # for moves, one a device
+_streams: dict[torch.device, torch.cuda.Stream] = {}  # for moves, one per device
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has done what it was given, so that times are true."""
+    """Wait until the device has finished its work, so that measured times are right."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def peak_memory() -> int:
-    """The most memory that this process has had so far."""
-    seen = _kilobytes("/proc/self/status", "VmHWM:")
-    if seen is not None:
-        return seen * 1024
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
+    """Peak memory of this process so far, in bytes."""
+    kilobytes = _kilobytes("/proc/self/status", "VmHWM:")
+    if kilobytes is not None:
+        return kilobytes * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _machine_available() -> int:
-    seen = _kilobytes("/proc/meminfo", "MemAvailable:")
-    return seen * 1024 if seen is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    kilobytes = _kilobytes("/proc/meminfo", "MemAvailable:")
+    if kilobytes is not None:
+        return kilobytes * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 def _kilobytes(path: str, name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: an exception that nothing on the way should catch, and a flag in case something did."""
+"""SIGINT and SIGTERM: an exception that no `except Exception` catches, and a record in case a library swallowed it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _received: list[int] = []
 
 
 class Interrupted(BaseException):
-    """The user or the system asked us to end."""
+    """SIGINT or SIGTERM arrived."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -24,13 +24,13 @@ def install() -> None:
 
 
 def ignore() -> None:
-    """From here on: what is left to do is short, and must be done."""
+    """Ignore both signals from now on: what remains is short and must finish."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 def check() -> None:
-    """Raise again what arrived earlier: a library may have swallowed the first exception."""
+    """Raise `Interrupted` again if a signal has arrived: a library may have swallowed the first exception."""
     if _received:
         raise Interrupted(_received[0])
 

@@ -1,4 +1,4 @@
-"""The terminal: notes and progress on stderr, the result and nothing else on stdout."""
+"""The terminal: notes and progress on stderr, only the result on stdout."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from .. import signals
 from ..errors import RunError, SublaplaceError
+from .advice import hint_of
 
-VALUE = "value"  # heading of a column that holds words as well as numbers
-WORDS = ("checkpoint", "method", VALUE)  # headings of columns that are read from the left
-PLAIN_INTERVAL = 10.0  # seconds between progress lines where there is no terminal
+PLAIN_INTERVAL = 10.0  # seconds between progress lines without a terminal
 
 
 class Console:
-    """Notes, warnings and progress; quiet drops all but warnings and errors."""
+    """Notes, warnings and progress; `quiet` drops all but warnings and errors."""
 
     def __init__(self, quiet: bool = False, verbose: bool = False) -> None:
         self.quiet, self.verbose = quiet, verbose
@@ -39,7 +37,7 @@ class Console:
     def error(self, error: SublaplaceError) -> None:
         first, *rest = error.message.splitlines() or [""]
         self._line(f"error: {first}")
-        for line in [*rest, *(error.hint or "").splitlines()]:
+        for line in [*rest, *(hint_of(error) or "").splitlines()]:
             self._line(f"  {line}")
 
     def progress(self, label: str, total: int) -> _PlainProgress | _BarProgress:
@@ -53,17 +51,17 @@ class Console:
 
 
 class _PlainProgress:
-    """A line now and then."""
+    """A line every few seconds."""
 
     def __init__(self, console: Console, label: str, total: int) -> None:
         self.console, self.label, self.total, self.done = console, label, total, 0
-        self.said = time.monotonic()
+        self.reported = time.monotonic()
 
     def advance(self, amount: int) -> None:
         signals.check()
         self.done += amount
-        if time.monotonic() - self.said > PLAIN_INTERVAL:
-            self.said = time.monotonic()
+        if time.monotonic() - self.reported > PLAIN_INTERVAL:
+            self.reported = time.monotonic()
             self.console.note(f"{self.label}: {self.done} of {self.total}")
 
     def __enter__(self) -> _PlainProgress:
@@ -74,7 +72,7 @@ class _PlainProgress:
 
 
 class _BarProgress:
-    """A bar with the remaining time, gone when the work is done."""
+    """A bar with the remaining time; it disappears when the work is done."""
 
     def __init__(self, label: str, total: int) -> None:
         from rich.console import Console as RichConsole
@@ -104,50 +102,29 @@ def print_result(text: str) -> None:
 
 @contextlib.contextmanager
 def _stdout() -> Iterator[None]:
-    """A reader that has gone away is no error; a full disk is one, told once."""
+    """A closed pipe is not an error; a full disk is, reported once."""
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        _forget_stdout()
+        _discard_stdout()
     except OSError as error:
-        _forget_stdout()
+        _discard_stdout()
         raise RunError(f"could not write the result to stdout: {error.strerror}") from error
 
 
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """A table for people, on stdout."""
+    """A table for people, to stdout, as wide as the terminal."""
     from rich.console import Console as RichConsole
+
+    from ..render.text import rich_table
 
     if title:
         print_result(title)
     with _stdout():
-        RichConsole(file=sys.stdout).print(_rich_table(columns, rows))
+        RichConsole(file=sys.stdout).print(rich_table(columns, rows))
 
 
-def table_text(title: str, columns: list[str], rows: list[list[str]]) -> str:
-    """The same table as plain text, as wide as it needs to be."""
-    import io
-
-    from rich.console import Console as RichConsole
-
-    out = io.StringIO()
-    RichConsole(file=out, width=1000, color_system=None).print(_rich_table(columns, rows))
-    return "\n".join([title, *(line.rstrip() for line in out.getvalue().splitlines())]).strip("\n")
-
-
-def _rich_table(columns: list[str], rows: list[list[str]]) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i == 0 or name in WORDS else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _forget_stdout() -> None:
-    """Point stdout at nothing, so that the interpreter does not complain when it flushes at exit."""
+def _discard_stdout() -> None:
+    """Redirect stdout to the null device, so that the flush at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
 from xml.etree import ElementTree
 
-from ..results.gate import Check, described, name_of, verdict
+from ..results.gate import Check
+from ..results.result import Answer
 from .text import gate_summary, markdown, title
 
-Result = dict[str, Any]
+
+def _checks(answer: Answer) -> tuple[Check, ...]:
+    return () if answer.gate is None else answer.gate.checks
 
 
-def _checks(result: Result) -> list[Check]:
-    return list((result.get("gate") or {}).get("checks", []))
-
-
-def junit(result: Result) -> str:
-    """One test case a check: a failure where a limit is broken, an error where it could not be judged."""
-    checks = _checks(result)
+def junit(answer: Answer) -> str:
+    """One test case per check: a failure if a limit is broken, an error if it could not be judged."""
+    checks = _checks(answer)
     counts = {
         "tests": str(len(checks)),
-        "failures": str(sum(check["passed"] is False for check in checks)),
-        "errors": str(sum(check["passed"] is None for check in checks)),
+        "failures": str(sum(check.passed is False for check in checks)),
+        "errors": str(sum(check.passed is None for check in checks)),
     }
     root = ElementTree.Element("testsuites", {"name": "sublaplace", **counts})
     suite = ElementTree.SubElement(root, "testsuite", {"name": "sublaplace evaluate", **counts})
     for check in checks:
-        names = {"classname": _xml(name_of(check)), "name": f"{check['metric']} {check['limit']}"}
+        names = {"classname": _xml(check.row.name), "name": f"{check.metric} {check.limit}"}
         case = ElementTree.SubElement(suite, "testcase", names)
-        text = _xml(described(check))
-        if check["passed"] is not True:
-            kind, label = ("error", "not judged") if check["passed"] is None else ("failure", "limit")
+        text = _xml(check.description)
+        if check.passed is not True:
+            kind, label = ("error", "not judged") if check.passed is None else ("failure", "limit")
             ElementTree.SubElement(case, kind, {"message": text, "type": label}).text = text
         else:
             ElementTree.SubElement(case, "system-out").text = text
@@ -43,24 +41,24 @@ def _xml(text: str) -> str:
     return "".join(c if c in "\t\n" or ord(c) >= 32 else "\ufffd" for c in text)
 
 
-def github(result: Result) -> str:
-    """Annotations: an error a broken limit, a warning where one could not be judged or is within its error.
+def github(answer: Answer) -> str:
+    """One error per broken limit, one warning per limit that was not judged or is broken within its standard error.
 
-    Limits that hold share one notice: a step shows only ten annotations of a kind.
+    Limits that hold have one notice in common: a step shows only ten annotations of each kind.
     """
     lines = []
-    for check in _checks(result):
-        if verdict(check) != "passed":
-            kind = "error" if verdict(check) == "failed" else "warning"
-            name = _property(f"sublaplace: {check['metric']} {verdict(check)}")
-            lines.append(f"::{kind} title={name}::{_data(described(check))}")
-    whole = gate_summary(result) if _checks(result) else title(result)
+    for check in _checks(answer):
+        if check.verdict != "passed":
+            kind = "error" if check.verdict == "failed" else "warning"
+            name = _property(f"sublaplace: {check.metric} {check.verdict}")
+            lines.append(f"::{kind} title={name}::{_data(check.description)}")
+    whole = gate_summary(answer) if _checks(answer) else title(answer)
     return "\n".join([*lines, f"::notice title=sublaplace::{_data(whole or 'done')}"])
 
 
-def github_summary(result: Result) -> str:
+def github_summary(answer: Answer) -> str:
     """The result as Markdown, for the summary page of a job."""
-    return f"### sublaplace\n\n{markdown(result)}\n\n"
+    return f"### sublaplace\n\n{markdown(answer)}\n\n"
 
 
 def _data(text: str) -> str:

@@ -1,4 +1,4 @@
-"""`--report FILE`: one HTML file that needs nothing else: table, pictures, gate, provenance, how to repeat it."""
+"""`--report FILE`: one self-contained HTML file with table, pictures, gate, provenance and how to reproduce it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import base64
 import html
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..catalog import PICTURES, load
-from ..results.gate import described, verdict
-from ..steps.figures import Figures
+from ..results.figures import Figures
+from ..results.metric_table import METRICS
+from ..results.result import Result, SweepResult
 from .text import short_grid, title
 
-HEADINGS = {
+PICTURE_HEADINGS = {
     "curves": "W2 and coverage over k",
     "calibration": "Calibration",
     "scatter": "σ of each method against σ of the full posterior",
-    "map": "Where in the network the sub-networks sit",
+    "map": "Parameters of each sub-network, by layer",
 }
-STYLE = """
+PAGE_STYLE = """
 :root { color-scheme: light; }
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; margin: 2rem auto; max-width: 86rem; padding: 0 1.5rem; }
 h1 { font-size: 1.6rem; margin: 0 0 .2rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
@@ -38,101 +39,104 @@ img { max-width: 100%; height: auto; } pre { background: #f6f8fa; padding: .8rem
 
 
 def html_report(
-    result: Mapping[str, Any], figures: Figures | None, words: Sequence[str], spec_text: str, version: str
+    result: Result | SweepResult, figures: Figures | None, words: Sequence[str], spec_text: str, version: str
 ) -> str:
-    """The report of one result; `words` are those of the command that made it."""
+    """The report on one result; `words` are the arguments of the command that made it."""
+    columns, rows = short_grid(result)
     parts = [
-        f"<h1>sublaplace report</h1><p class='lead'>{_text(title(dict(result)))}</p>",
+        f"<h1>sublaplace report</h1><p class='lead'>{_text(title(result))}</p>",
         _gate(result),
         "<h2>Result</h2>",
-        _table(*short_grid(dict(result))),
-        "<p>σ is a method's epistemic standard deviation. <b>w2</b>: mean |σ_full − σ| over the test rows; "
-        "<b>w2_relative</b>: as a share of mean σ_full; <b>coverage95</b>: share of the oracle's outputs within "
-        "1.96 σ; "
-        "<b>coverage95_total</b>: share of the targets within 1.96 √(σ² + σ₀²); <b>retained</b>: share of the full "
-        "network's mean variance over the training rows.</p>",
+        _table(columns, rows),
+        _definitions(columns),
         *_missing(result),
         *_pictures(result, figures),
         *_changes(result),
-        "<h2>What was run on what</h2>",
+        "<h2>Setup and provenance</h2>",
         _table(["", "value"], _provenance(result), text_from=1),
-        "<h2>How to repeat it</h2>",
+        "<h2>How to reproduce it</h2>",
         f"<pre>{_text(shlex.join(['sublaplace', *words]))}</pre>",
         f"<p>with this <code>sublaplace.yaml</code>:</p><pre>{_text(spec_text)}</pre>",
         f"<p class='lead'>Made by sublaplace {_text(version)}.</p>",
     ]
     body = "\n".join(part for part in parts if part)
-    head = f"<meta charset='utf-8'><meta name='viewport' content='width=device-width'><style>{STYLE}</style>"
+    head = f"<meta charset='utf-8'><meta name='viewport' content='width=device-width'><style>{PAGE_STYLE}</style>"
     head += "<title>sublaplace report</title>"
     return f"<!doctype html>\n<html lang='en'><head>{head}</head>\n<body>{body}</body></html>\n"
 
 
-def _gate(result: Mapping[str, Any]) -> str:
-    gate = result.get("gate")
-    if not gate or not gate["checks"]:
+def _definitions(columns: Sequence[str]) -> str:
+    texts = [f"<b>{name}</b>: {_text(METRICS[name].definition)}" for name in columns if name in METRICS]
+    return f"<p>σ is the epistemic standard deviation of a method, σ₀² the noise variance. {'; '.join(texts)}.</p>"
+
+
+def _gate(result: Result | SweepResult) -> str:
+    gate = result.gate
+    if gate is None or not gate.checks:
         return ""
-    kind = {True: "passed", False: "broken", None: "open"}[gate["passed"]]
+    kind = {True: "passed", False: "broken", None: "open"}[gate.passed]
     words = {"passed": "all limits hold", "broken": "a limit is broken", "open": "a limit could not be judged"}[kind]
-    rows = [[verdict(check), described(check)] for check in gate["checks"]]
+    rows = [[check.verdict, check.description] for check in gate.checks]
     held, others = [row for row in rows if row[0] == "passed"], [row for row in rows if row[0] != "passed"]
     shown = _table(["", "check"], others, text_from=1) if others else ""
     folded = _folded(f"{len(held)} limits that hold", _table(["", "check"], held, text_from=1)) if held else ""
     return f"<p class='banner {kind}'>Gate: {words}</p>{shown}{folded}"
 
 
-def _changes(result: Mapping[str, Any]) -> list[str]:
-    """The comparison with a baseline."""
-    compared = (result.get("gate") or {}).get("baseline")
-    if not compared or not compared["changes"]:
+def _changes(result: Result | SweepResult) -> list[str]:
+    compared = None if result.gate is None else result.gate.comparison
+    if compared is None or not compared.changes:
         return []
     keys = ["method", "k", "metric", "baseline", "value", "change"]
     rows = [
-        [*(_number(change[key]) for key in keys), "yes" if change["within_error"] else ""]
-        for change in compared["changes"]
+        [*(_number(getattr(change, key)) for key in keys), "yes" if change.within_error else ""]
+        for change in compared.changes
     ]
-    head = f"<h2>Beside the baseline</h2><p><code>{_text(compared['file'])}</code></p>"
+    head = f"<h2>Changes from the baseline</h2><p><code>{_text(compared.file)}</code></p>"
     return [head, _folded(f"{len(rows)} numbers", _table([*keys, "within its standard error"], rows))]
 
 
-def _missing(result: Mapping[str, Any]) -> list[str]:
-    """Why some numbers are not there, each reason once."""
+def _missing(result: Result | SweepResult) -> list[str]:
+    """Why some numbers are missing, each reason once."""
     reasons: dict[str, set[str]] = {}
-    for row in result["rows"]:
-        for metric, why in row.get("why", {}).items():
-            if row.get(metric) is None and not metric.endswith("_se"):
+    for row in result.rows:
+        for metric, why in row.why.items():
+            if row.value(metric) is None and not metric.endswith("_se"):
                 reasons.setdefault(why, set()).add(metric)
     items = "".join(f"<li>{_text(', '.join(sorted(names)))}: {_text(why)}</li>" for why, names in reasons.items())
-    return [_folded("Numbers that are not there, and why", f"<ul>{items}</ul>")] if items else []
+    return [_folded("Missing numbers, and why", f"<ul>{items}</ul>")] if items else []
 
 
 def _folded(summary: str, body: str) -> str:
     return f"<details><summary>{_text(summary)}</summary>{body}</details>"
 
 
-def _pictures(result: Mapping[str, Any], figures: Figures | None) -> list[str]:
+def _pictures(result: Result | SweepResult, figures: Figures | None) -> list[str]:
+    if figures is None:
+        return []
     from .plots import picture
 
     parts = []
-    for kind, entry in PICTURES.items() if figures is not None else ():
-        assert figures is not None
-        heading = f"<h2>{_text(HEADINGS[kind])}</h2>"
+    for kind, entry in PICTURES.items():
+        heading = f"<h2>{_text(PICTURE_HEADINGS[kind])}</h2>"
         if kind in figures.missing:
             parts.append(f"{heading}<p>Not drawn: {_text(figures.missing[kind])}.</p>")
             continue
-        if kind != "curves" and "checkpoints" in result:
-            heading += f"<p>Of the first run, {_text(result['rows'][0]['checkpoint'])}.</p>"
-        data = base64.b64encode(picture(load(entry)(dict(result), figures), "svg")).decode()
-        parts.append(f"{heading}<img alt='{_text(HEADINGS[kind])}' src='data:image/svg+xml;base64,{data}'>")
+        if kind != "curves" and isinstance(result, SweepResult):
+            heading += f"<p>Of the first run, {_text(result.members[0].checkpoint)}.</p>"
+        data = base64.b64encode(picture(load(entry)(result, figures), "svg")).decode()
+        parts.append(f"{heading}<img alt='{_text(PICTURE_HEADINGS[kind])}' src='data:image/svg+xml;base64,{data}'>")
     return parts
 
 
-def _provenance(result: Mapping[str, Any]) -> list[list[str]]:
-    keys = ("task", "n_train", "n_test", "n_params", "n_outputs", "prior_precision", "noise_variance", "device")
-    rows = [[key, _number(result.get(key))] for key in keys]
-    rows += [[key, _number(value)] for key, value in result["provenance"].items()]
-    for member in result.get("checkpoints", ()):
-        rows.append([f"run {member['checkpoint']}, seed {member['seed']}", f"weights {member['weights_sha256']}"])
-    return [*rows, *([name, path] for name, path in result.get("artifacts", {}).items())]
+def _provenance(result: Result | SweepResult) -> list[list[str]]:
+    rows = [[key, _number(value)] for key, value in {**vars(result.setup), **result.provenance}.items()]
+    if isinstance(result, SweepResult):
+        for member in result.members:
+            weights = member.result.provenance["weights_sha256"]
+            rows.append([f"run {member.checkpoint}, seed {member.seed}", f"weights {weights}"])
+        return rows
+    return [*rows, *([name, path] for name, path in result.artifacts.items())]
 
 
 def _table(columns: list[str], rows: list[list[str]], text_from: int | None = None) -> str:

@@ -1,8 +1,8 @@
-"""Pictures of a result: W2 and coverage over k, calibration, σ against σ_full, where the sub-networks sit.
+"""Pictures of a result: W2 and coverage over k, calibration, σ against σ_full, the layers of each sub-network.
 
 To add one: write `name(result, figures) -> Figure` here and add a line to `catalog.PICTURES`.
-Needs matplotlib (extra [plot]), drawn without a screen. Colours are those of Okabe and Ito, which the colour-blind can
-tell apart, and every line has a marker of its own besides.
+Needs matplotlib (extra [plot]) but no screen. Colours are those of Okabe and Ito, which colour-blind readers can tell
+apart; every line also has its own marker.
 """
 
 from __future__ import annotations
@@ -16,25 +16,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from ..results.baseline import NOMINAL
-from ..steps.figures import Figures, Series
+from ..catalog import FULL, METHODS, NAMES_PREFIX
+from ..results.figures import Figures, Series
+from ..results.metric_table import METRICS, NOMINAL, Metric
+from ..results.result import Result, Row, SweepResult
 
-Row = dict[str, Any]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
 MARKERS = ("o", "s", "^", "v", "D", "P", "X", "<")
 DASHES = ("--", "-.", ":", (0, (1, 1, 4, 1)), (0, (6, 2)), (0, (3, 1, 1, 1, 1, 1)))
-# The second panel of the curves: the first of these that some row has.
-SECOND = {
-    "coverage95": "coverage of the oracle by 95 % intervals",
-    "coverage95_total": "coverage of the targets by 95 % intervals",
-    "nll": "negative log-likelihood",
-}
-NOISE = 1e-9  # of the standard deviations: a smaller W2 is rounding
-MOST_LAYERS = 40  # rows of a map; larger networks are added up by module
+ROUNDING = 1e-9  # a W2 below this share of the standard deviations is rounding
+MOST_LAYERS = 40  # rows of a map; larger networks are summed by module
 
 
 def picture(figure: Figure, kind: str) -> bytes:
-    """The figure as a file of this kind (png, svg or pdf); the same figure gives the same bytes."""
+    """The figure as the bytes of a png, svg or pdf file; the same figure gives the same bytes."""
     out = io.BytesIO()
     stamp = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
     with matplotlib.rc_context({"svg.hashsalt": "sublaplace", "svg.fonttype": "path"}):
@@ -42,20 +37,20 @@ def picture(figure: Figure, kind: str) -> bytes:
     return out.getvalue()
 
 
-def curves(result: dict[str, Any], _figures: Figures) -> Figure:
-    """The paper's two panels: W2 over k and coverage over k, a line a method, references as horizontal lines."""
-    rows = list(result.get("mean", result["rows"]))
-    full = result.get("full")
-    if full and not any(row["method"] == "full" for row in rows):
-        rows.append(full)
-    second = next((name for name in SECOND if any(row.get(name) is not None for row in rows)), "nll")
+def curves(result: Result | SweepResult, _figures: Figures) -> Figure:
+    """The paper's two panels, W2 and coverage over k: one line per method, references as horizontal lines."""
+    rows = list(result.compared_rows)
+    if result.full is not None and not any(row.method == FULL for row in rows):
+        rows.append(result.full)
+    w2, *others = (metric for metric in METRICS.values() if metric.axis is not None)
+    second = next((metric for metric in others if any(row.value(metric.name) is not None for row in rows)), others[-1])
     figure = _figure(11, 4.4)
     left, right = figure.subplots(1, 2)
-    for axes, metric in ((left, "w2"), (right, second)):
-        _panel(axes, rows, metric)
-    left.set_ylabel("W2 to the full posterior: mean |σ_full − σ|")
-    right.set_ylabel(SECOND[second])
-    if second != "nll":
+    for axes, metric in ((left, w2), (right, second)):
+        _panel(axes, rows, metric, log=metric is w2)
+        axes.set_ylabel(metric.axis)
+    _bracket(left, rows)
+    if second.better == "nominal":
         right.axhline(NOMINAL, color="0.6", linewidth=1, zorder=0)
         right.annotate("nominal 0.95", (1, NOMINAL), xycoords=("axes fraction", "data"), xytext=(-3, 3),
                        textcoords="offset points", ha="right", fontsize=8, color="0.4")  # fmt: skip
@@ -66,42 +61,52 @@ def curves(result: dict[str, Any], _figures: Figures) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, rows: Sequence[Row], metric: str) -> None:
-    log = metric == "w2"
-    methods = list(dict.fromkeys(row["method"] for row in rows))
+def _panel(axes: Axes, rows: Sequence[Row], metric: Metric, log: bool) -> None:
     drawn = False
-    for number, method in enumerate(methods):
-        own = sorted((row for row in rows if row["method"] == method and _shown(row, metric, log)),
-                     key=lambda row: _k(row) or 0)  # fmt: skip
-        if not own:
-            continue
-        drawn = True
-        colour, marker = _colour(number), _marker(number)
-        if method == "full" or _k(own[0]) is None:
-            axes.axhline(own[0][metric], color=colour, linestyle=DASHES[number % len(DASHES)], label=method)
-            continue
-        ks, values = [_k(row) or 0 for row in own], [row[metric] for row in own]
-        hollow: dict[str, Any] = {"marker": "D", "markerfacecolor": "none", "markersize": 9, "linestyle": "none"}
-        plain: dict[str, Any] = {"marker": marker, "markersize": 5, "linewidth": 1.6}
-        axes.plot(ks, values, color=colour, label=method, **(hollow if method == "neural-linear" else plain))
-        _band(axes, ks, own, metric, colour)
-    _bracket(axes, rows, metric, methods)
+    for number, method in enumerate(_methods(rows)):
+        own = [row for row in rows if row.method == method and _is_drawn(row, metric.name, log)]
+        own.sort(key=lambda row: _k(row) or 0)
+        if own:
+            drawn = True
+            _method(axes, own, metric.name, number, log)
     axes.set_xlabel("k, number of parameters in the sub-network")
     axes.set_xscale("log")
-    _name_ticks(axes, sorted({k for row in rows if (k := _k(row)) is not None and row["method"] != "full"}))
+    _name_ticks(axes, sorted({k for row in rows if (k := _k(row)) is not None and row.method != FULL}))
     if log and drawn:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter(FuncFormatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "246" else ""))
-    if not drawn and not any(row.get("w2_low") is not None for row in rows):
-        zero = any(row.get(metric) is not None for row in rows)
-        words = f"{metric} is 0 but for rounding" if zero else f"no {metric} in this result"
+    if not drawn and not any(row.value("w2_low") is not None for row in rows):
+        zero = any(row.value(metric.name) is not None for row in rows)
+        words = f"{metric.name} is 0 up to rounding" if zero else f"no {metric.name} in this result"
         axes.text(0.5, 0.5, words, ha="center", transform=axes.transAxes, color="0.4")
     axes.grid(visible=True, which="major", color="0.9")
 
 
+def _method(axes: Axes, rows: Sequence[Row], metric: str, number: int, log: bool) -> None:
+    """All rows of one method: a line over k, a hollow marker if it has no choice of k, or a horizontal line."""
+    method, values = rows[0].method, [row.values[metric] or 0.0 for row in rows]
+    if method == FULL or _k(rows[0]) is None:
+        axes.axhline(values[0], color=_colour(number), linestyle=DASHES[number % len(DASHES)], label=method)
+        return
+    ks = [_k(row) or 0 for row in rows]
+    hollow: dict[str, Any] = {"marker": "D", "markerfacecolor": "none", "markersize": 9, "linestyle": "none"}
+    plain: dict[str, Any] = {"marker": _marker(number), "markersize": 5, "linewidth": 1.6}
+    axes.plot(ks, values, color=_colour(number), label=method, **(hollow if _has_fixed_k(method) else plain))
+    _band(axes, ks, values, [row.error(metric) or 0.0 for row in rows], _colour(number), log)
+
+
+def _methods(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row.method for row in rows))
+
+
+def _has_fixed_k(method: str) -> bool:
+    known = METHODS.get(method)
+    return method.startswith(NAMES_PREFIX) if known is None else known.kind == "selector" and not known.takes_k
+
+
 def _name_ticks(axes: Axes, ks: list[int]) -> None:
-    """The k themselves, as far as their names have room."""
+    """Ticks at the values of k, where there is room for their labels."""
     named: list[int] = []
     for k in ks:
         if not named or k >= 1.35 * named[-1]:
@@ -112,22 +117,21 @@ def _name_ticks(axes: Axes, ks: list[int]) -> None:
 
 
 def _k(row: Row) -> int | None:
-    """k of a row; of a mean over runs that differ in it, their mean."""
-    return round(sum(row["ks"]) / len(row["ks"])) if "ks" in row else row["k"]
+    """k of a row; the mean k of a mean over runs that differ in it."""
+    return row.k if row.ks is None else round(sum(k or 0 for k in row.ks) / len(row.ks))
 
 
-def _shown(row: Row, metric: str, log: bool) -> bool:
-    """On a log axis rounding noise is left out: a sub-network of all parameters has W2 = 0 but for that."""
-    value = row.get(metric)
-    return value is not None and (not log or value > NOISE * (row.get("mean_std") or 0.0))
+def _is_drawn(row: Row, metric: str, log: bool) -> bool:
+    """On a log axis rounding noise is left out: a sub-network of all parameters has W2 = 0 up to rounding."""
+    value = row.value(metric)
+    return value is not None and (not log or value > ROUNDING * (row.value("mean_std") or 0.0))
 
 
-def _band(axes: Axes, ks: list[int], rows: Sequence[Row], metric: str, colour: str) -> None:
-    """± one standard error; a whisker where there is only one k."""
-    values, errors = [row[metric] for row in rows], [row.get(f"{metric}_se") or 0.0 for row in rows]
+def _band(axes: Axes, ks: list[int], values: Sequence[float], errors: Sequence[float], colour: str, log: bool) -> None:
+    """± one standard error; a vertical bar if there is only one k."""
     if not any(errors):
         return
-    low = [max(value - error, value / 10) if metric == "w2" else value - error
+    low = [max(value - error, value / 10) if log else value - error
            for value, error in zip(values, errors, strict=True)]  # fmt: skip
     high = [value + error for value, error in zip(values, errors, strict=True)]
     if len(ks) == 1:
@@ -136,24 +140,22 @@ def _band(axes: Axes, ks: list[int], rows: Sequence[Row], metric: str, colour: s
         axes.fill_between(ks, low, high, color=colour, alpha=0.18, linewidth=0)
 
 
-def _bracket(axes: Axes, rows: Sequence[Row], metric: str, methods: list[str]) -> None:
-    """`--full bracket`: the interval that W2 certainly lies in."""
-    for row in rows if metric == "w2" else ():
-        if row.get("w2_low") is not None and row["k"] is not None:
-            number = methods.index(row["method"])
-            axes.vlines(row["k"], row["w2_low"], row["w2_high"], color=_colour(number), linewidth=3,
-                        label=f"{row['method']} (bracket)")  # fmt: skip
+def _bracket(axes: Axes, rows: Sequence[Row]) -> None:
+    """The interval that certainly holds W2, where only bounds of the full posterior are known."""
+    for row in rows:
+        low, high = row.value("w2_low"), row.value("w2_high")
+        if low is not None and high is not None and row.k is not None:
+            colour = _colour(_methods(rows).index(row.method))
+            axes.vlines(row.k, low, high, color=colour, linewidth=3, label=f"{row.method} (bracket)")
 
 
-def calibration(_result: dict[str, Any], figures: Figures) -> Figure:
-    """Reliability for classification; nominal against empirical coverage for regression."""
+def calibration(_result: Result | SweepResult, figures: Figures) -> Figure:
+    """Nominal against empirical coverage, or confidence against accuracy: the likelihood decides which."""
     figure = _figure(7.2, 5)
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="0.6", linewidth=1, label="perfect")
     _lines(axes, figures.calibration)
-    regression = figures.task == "regression"
-    axes.set_xlabel("nominal coverage of the targets" if regression else "mean probability of the top class")
-    axes.set_ylabel("empirical coverage" if regression else "accuracy")
+    axes.set(xlabel=figures.calibration_axes[0], ylabel=figures.calibration_axes[1])
     axes.set(xlim=(0, 1.01), ylim=(0, 1.01), box_aspect=1)
     axes.grid(visible=True, color="0.9")
     figure.legend(frameon=False, fontsize=8, loc="outside right upper")
@@ -167,14 +169,14 @@ def _lines(axes: Axes, series: Sequence[Series]) -> None:
         axes.plot(line.x, line.y, label=line.label, markersize=4, linewidth=1.4, **style)
 
 
-def scatter(_result: dict[str, Any], figures: Figures) -> Figure:
-    """σ of each method against σ_full, a point a test row and output."""
+def scatter(_result: Result | SweepResult, figures: Figures) -> Figure:
+    """σ of each method against σ_full, one point per test row and output."""
     figure = _figure(7.2, 5)
     axes = figure.subplots()
     for number, cloud in enumerate(figures.scatter):
         style: dict[str, Any] = {"color": _colour(number), "marker": _marker(number)}
         axes.scatter(cloud.x, cloud.y, label=cloud.label, s=10, alpha=0.6, linewidths=0, **style)
-    # Outliers must not squeeze the others: equal axes up to the largest of σ_full.
+    # Equal axes up to the largest σ_full, so that outliers do not squeeze the other points.
     top = 1.05 * max((max(cloud.x) for cloud in figures.scatter), default=1.0) or 1.0
     beyond = sum(value > top for cloud in figures.scatter for value in cloud.y)
     axes.plot([0, top], [0, top], color="0.6", linewidth=1, label="σ = σ_full", zorder=0)
@@ -188,8 +190,8 @@ def scatter(_result: dict[str, Any], figures: Figures) -> Figure:
     return figure
 
 
-def layer_map(_result: dict[str, Any], figures: Figures) -> Figure:
-    """Where each sub-network sits: the share of every layer's parameters that it holds."""
+def layer_map(_result: Result | SweepResult, figures: Figures) -> Figure:
+    """The share of each layer's parameters that each sub-network holds."""
     labels = list(figures.layers[0].chosen) if figures.layers else []
     layers = _grouped(figures)
     figure = _figure(3.6 + 1.1 * len(labels), 1.6 + 0.28 * len(layers))
@@ -210,7 +212,7 @@ def layer_map(_result: dict[str, Any], figures: Figures) -> Figure:
 
 
 def _grouped(figures: Figures) -> list[tuple[str, int, dict[str, int]]]:
-    """Layers as they are, or added up by fewer and fewer parts of their names until they fit."""
+    """The layers, summed by shorter and shorter name prefixes until they fit."""
     depth = max((layer.name.count(".") + 1 for layer in figures.layers), default=1)
     while True:
         groups: dict[str, tuple[int, dict[str, int]]] = {}
@@ -224,11 +226,11 @@ def _grouped(figures: Figures) -> list[tuple[str, int, dict[str, int]]]:
         depth -= 1
 
 
-def _title(result: dict[str, Any]) -> str:
-    n = len(result["checkpoints"]) if "checkpoints" in result else None
-    over = "" if n is None else f", mean of {n} runs ± standard error"
-    rows = f"{result['n_train']} training rows, {result['n_test']} test rows"
-    return f"{result['task']}: {rows}, {result['n_params']:,} parameters{over}"
+def _title(result: Result | SweepResult) -> str:
+    setup = result.setup
+    over = f", mean of {len(result.members)} runs ± standard error" if isinstance(result, SweepResult) else ""
+    rows = f"{setup.n_train} training rows, {setup.n_test} test rows"
+    return f"{setup.task}: {rows}, {setup.n_params:,} parameters{over}"
 
 
 def _colour(number: int) -> str:
@@ -236,7 +238,7 @@ def _colour(number: int) -> str:
 
 
 def _marker(number: int) -> str:
-    """Another one each time that the colours begin again."""
+    """Shifted by one each time that the colours start again."""
     return MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
 
 

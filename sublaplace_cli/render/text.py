@@ -1,7 +1,7 @@
-"""Result formats: one result model (the dict of section 5 of the contract) in, text out.
+"""Result formats: an answer in, text out.
 
-To add one: write `name(result) -> str` here, add it to `catalog.FORMATS`, add a test with a real reader.
-A result with `rows` is a table of them; one without is a list of its values.
+To add one: write `name(answer) -> str` here, add it to `catalog.FORMATS`, add a test with a real reader.
+The result of `evaluate` is a table of its rows; a listing is a table of names and values.
 """
 
 from __future__ import annotations
@@ -11,142 +11,154 @@ import io
 import json
 from typing import Any
 
-from ..cli.console import VALUE, table_text
-from ..results.gate import described, verdict
-from ..steps.settings import format_bytes
+from ..catalog import FULL
+from ..results.metric_table import METRICS
+from ..results.result import Answer, Listing, Result, SweepResult
+from ..sizes import format_bytes
 
-Result = dict[str, Any]
-# What a person wants to see first; everything is in json and csv.
-SHOWN = (
-    *(
-        "checkpoint",
-        "seed",
-        "method",
-        "k",
-        "rescale",
-        "remainder",
-        "mean_std",
-        "w2",
-        "w2_se",
-        "w2_low",
-        "w2_high",
-        "w2_relative",
-    ),
-    *("coverage95", "coverage95_total", "retained", "nll", "rmse", "crps", "accuracy", "ece", "brier"),
+_COLUMNS = [metric for metric in METRICS.values() if metric.column is not None]
+_ERROR_COLUMNS = [f"{metric.name}_se" for metric in _COLUMNS if metric.column and metric.column.with_error]
+# The most interesting columns; json and csv have all.
+SHOWN = ("checkpoint", "seed", "method", "k", *(
+    key for metric in _COLUMNS for key in (metric.name, f"{metric.name}_se") if key in METRICS or key in _ERROR_COLUMNS
+))  # fmt: skip
+# Shown only if some row has another value.
+HIDDEN_AT = {"seed": 0, **{metric.name: metric.column.hidden_at for metric in _COLUMNS if metric.column}}
+# Dropped in this order if the terminal is too narrow: a truncated number is worse than none.
+DROPPED_FIRST = (
+    *_ERROR_COLUMNS,
+    *(name for _, name in sorted((m.column.dropped, m.name) for m in _COLUMNS if m.column and m.column.dropped)),
 )
-# Shown only where some row has another value than this.
-USUAL = {"rescale": 1.0, "remainder": 0.0, "seed": 0}
-MEAN = "mean"  # of a sweep: what stands instead of a checkpoint
-# What goes first where a terminal is too narrow for all of them: a cut number would be worse than none.
-LEAST_MISSED = (
-    *("w2_se", "crps", "rmse", "brier", "mean_std", "coverage95_total", "w2", "ece", "remainder", "retained"),
-    *("rescale", "accuracy", "coverage95", "nll"),
-)
+MEAN_LABEL = "mean"  # in place of a checkpoint
+VALUE_HEADING = "value"  # of a column that holds words as well as numbers
+LEFT_ALIGNED = ("checkpoint", "method", VALUE_HEADING)
 
 
-def json_text(result: Result) -> str:
+def json_text(answer: Answer) -> str:
     """Strict JSON: no NaN, no Infinity."""
-    return json.dumps(result, indent=1, allow_nan=False, ensure_ascii=False)
+    return json.dumps(answer.as_dict(), indent=1, allow_nan=False, ensure_ascii=False)
 
 
-def jsonl(result: Result) -> str:
-    """One line of JSON a row."""
-    lines = _all_rows(result) if "rows" in result else [result]
+def jsonl(answer: Answer) -> str:
+    """One line of JSON per row."""
+    lines = [answer.as_dict()] if isinstance(answer, Listing) else _all_rows(answer)
     return "\n".join(json.dumps(line, allow_nan=False, ensure_ascii=False) for line in lines)
 
 
-def csv_text(result: Result) -> str:
-    """All keys of the rows, full precision, empty where there is no value."""
-    return _delimited(*_full_grid(result), ",")
+def csv_text(answer: Answer) -> str:
+    """All keys of the rows in full precision; empty where there is no value."""
+    return _delimited(*_full_grid(answer), ",")
 
 
-def tsv(result: Result) -> str:
+def tsv(answer: Answer) -> str:
     """Tab-separated, for pipes."""
-    return _delimited(*_full_grid(result), "\t")
+    return _delimited(*_full_grid(answer), "\t")
 
 
-def markdown(result: Result) -> str:
+def markdown(answer: Answer) -> str:
     """A table for a README or a pull request."""
-    columns, rows = short_grid(result)
-    lines = [f"**{title(result)}**", ""] if title(result) else []
+    columns, rows = short_grid(answer)
+    lines = [f"**{title(answer)}**", ""] if title(answer) else []
     lines += [
         "| " + " | ".join(columns) + " |",
         "|" + "|".join([" --- ", *[" ---: "] * (len(columns) - 1)]) + "|",
     ]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    if checks := gate_lines(result):
+    if checks := gate_lines(answer):
         lines += ["", *(f"* {line}" for line in checks)]
     return "\n".join(lines)
 
 
-def table(result: Result) -> str:
-    """A table for people, as plain text."""
-    return "\n".join([table_text(title(result), *short_grid(result)), *gate_lines(result)])
+def table(answer: Answer) -> str:
+    """A table for people, as plain text, as wide as it needs to be."""
+    from rich.console import Console as RichConsole
+
+    out = io.StringIO()
+    RichConsole(file=out, width=1000, color_system=None).print(rich_table(*short_grid(answer)))
+    text = "\n".join([title(answer), *(line.rstrip() for line in out.getvalue().splitlines())]).strip("\n")
+    return "\n".join([text, *gate_lines(answer)])
 
 
-def gate_lines(result: Result) -> list[str]:
-    """The gate in words: what does not simply hold, a line each, and how many do."""
-    checks = (result.get("gate") or {}).get("checks", [])
-    lines = [f"{verdict(check)}: {described(check)}" for check in checks if verdict(check) != "passed"]
-    return [*lines, gate_summary(result)] if checks else []
+def rich_table(columns: list[str], rows: list[list[str]]) -> Any:
+    """The table as an object that rich prints."""
+    from rich import box
+    from rich.table import Table
+
+    grid = Table(box=box.SIMPLE_HEAD)
+    for i, name in enumerate(columns):
+        grid.add_column(name, justify="left" if i == 0 or name in LEFT_ALIGNED else "right", no_wrap=True)
+    for row in rows:
+        grid.add_row(*row)
+    return grid
 
 
-def gate_summary(result: Result) -> str:
-    """One line on the whole gate."""
-    checks = result["gate"]["checks"]
-    return f"gate: {sum(bool(check['passed']) for check in checks)} of {len(checks)} limits hold"
+def gate_lines(answer: Answer) -> list[str]:
+    """The gate in words: one line per limit that is broken or not judged, and how many limits hold."""
+    checks = () if answer.gate is None else answer.gate.checks
+    lines = [f"{check.verdict}: {check.description}" for check in checks if check.verdict != "passed"]
+    return [*lines, gate_summary(answer)] if checks else []
 
 
-def title(result: Result) -> str:
-    """One line that says what was evaluated."""
-    if "rows" not in result:
+def gate_summary(answer: Answer) -> str:
+    """The whole gate in one line."""
+    checks = () if answer.gate is None else answer.gate.checks
+    return f"gate: {sum(bool(check.passed) for check in checks)} of {len(checks)} limits hold"
+
+
+def title(answer: Answer) -> str:
+    """What was evaluated, in one line; empty for a listing."""
+    if isinstance(answer, Listing):
         return ""
-    noise = "" if result["noise_variance"] is None else f", noise variance {result['noise_variance']:.4g}"
-    runs = "" if "checkpoints" not in result else f"{len(result['checkpoints'])} runs, "
+    setup = answer.setup
+    noise = "" if setup.noise_variance is None else f", noise variance {setup.noise_variance:.4g}"
+    runs = f"{len(answer.members)} runs, " if isinstance(answer, SweepResult) else ""
     return (
-        f"{result['task']}: {runs}{result['n_train']} training rows, {result['n_test']} test rows, "
-        f"{result['n_params']} parameters, prior precision {_short(result['prior_precision'])}{noise}"
+        f"{setup.task}: {runs}{setup.n_train} training rows, {setup.n_test} test rows, "
+        f"{setup.n_params} parameters, prior precision {_short(setup.prior_precision)}{noise}"
     )
 
 
-def short_grid(result: Result, width: int | None = None) -> tuple[list[str], list[list[str]]]:
-    """Columns that hold something, rounded, as many as `width` has room for; the full posterior as the last row."""
-    if "rows" not in result:
-        pairs = [(name, value) for name, value in result.items() if name != "schema" and not isinstance(value, dict)]
-        nested = [(f"{name}: {k}", v) for name, d in result.items() if isinstance(d, dict) for k, v in d.items()]
-        shown = [(name, value) for name, value in [*pairs, *nested] if value is not None]
-        return ["", VALUE], [[name, _named(name, value)] for name, value in shown]
-    rows = _all_rows(result)
-    columns = [key for key in SHOWN if any(row.get(key) not in (None, USUAL.get(key)) for row in rows)]
-    if "checkpoints" in result:
-        columns = [key for key in columns if key != "w2_se"]  # it stands with the means, as ±
+def short_grid(answer: Answer, width: int | None = None) -> tuple[list[str], list[list[str]]]:
+    """Columns that hold something, rounded, as many as fit into `width`; the full posterior is the last row."""
+    if isinstance(answer, Listing):
+        return ["", VALUE_HEADING], _listing_rows(answer)
+    rows = _all_rows(answer)
+    columns = [key for key in SHOWN if any(row.get(key) not in (None, HIDDEN_AT.get(key)) for row in rows)]
+    if isinstance(answer, SweepResult):
+        columns = [key for key in columns if key not in _ERROR_COLUMNS]  # the means show it as ±
     cells = {key: [_with_error(row, key) for row in rows] for key in columns}
-    for key in LEAST_MISSED:
+    for key in DROPPED_FIRST:
         if width is not None and key in columns and sum(max(map(len, [k, *cells[k]])) + 3 for k in columns) > width:
             columns.remove(key)
     return columns, [[cells[key][i] for key in columns] for i in range(len(rows))]
 
 
-def _full_grid(result: Result) -> tuple[list[str], list[list[Any]]]:
-    if "rows" not in result:
-        flat = {k: json.dumps(v) if isinstance(v, (dict, list)) else v for k, v in result.items()}
+def _listing_rows(listing: Listing) -> list[list[str]]:
+    items = listing.as_dict().items()
+    flat = [(name, value) for name, value in items if name != "schema" and not isinstance(value, dict)]
+    nested = [(f"{name}: {key}", v) for name, value in items if isinstance(value, dict) for key, v in value.items()]
+    return [[name, _in_words(name, value)] for name, value in [*flat, *nested] if value is not None]
+
+
+def _full_grid(answer: Answer) -> tuple[list[str], list[list[Any]]]:
+    if isinstance(answer, Listing):
+        flat = {k: json.dumps(v) if isinstance(v, (dict, list)) else v for k, v in answer.as_dict().items()}
         return list(flat), [list(flat.values())]
-    columns = [key for key in result["rows"][0] if key != "why"]
-    return columns, [[row.get(key) for key in columns] for row in _all_rows(result)]
+    columns = [key for key in answer.rows[0].as_dict() if key != "why"]
+    return columns, [[row.get(key) for key in columns] for row in _all_rows(answer)]
 
 
-def _all_rows(result: Result) -> list[dict[str, Any]]:
-    """The rows, behind them the means of a sweep, last the full posterior where it is not among them."""
-    rows = list(result["rows"])
-    named = {"checkpoint": MEAN} if "mean" in result else {}
-    rows += [{**named, **row} for row in result.get("mean", ())]
-    if result.get("full") and not any(row["method"] == "full" for row in rows):
-        rows.append({**named, **result["full"]})
+def _all_rows(result: Result | SweepResult) -> list[dict[str, Any]]:
+    """The rows, then the means of a sweep, last the full posterior if it is not among them."""
+    means, label = (result.mean, {"checkpoint": MEAN_LABEL}) if isinstance(result, SweepResult) else ((), {})
+    rows = [row.as_dict() for row in result.rows] + [{**label, **row.as_dict()} for row in means]
+    if result.full is not None and not any(row.method == FULL for row in result.rows):
+        rows.append({**label, **result.full.as_dict()})
     return rows
 
 
 def _with_error(row: dict[str, Any], key: str) -> str:
-    """A value; of a mean over runs with its standard error."""
+    """A value; in a mean over runs with its standard error."""
     error = row.get(f"{key}_se") if "n" in row else None
     return _short(row.get(key)) if error is None else f"{_short(row.get(key))} ± {error:.2g}"
 
@@ -159,8 +171,7 @@ def _delimited(columns: list[str], rows: list[list[Any]], delimiter: str) -> str
     return out.getvalue()
 
 
-def _named(name: str, value: Any) -> str:
-    """A value of a list: sizes and lists in words."""
+def _in_words(name: str, value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "–"
     if isinstance(value, int) and name.startswith(("memory_", "bytes_", "files: ")):

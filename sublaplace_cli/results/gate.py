@@ -85,7 +85,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class BaselineComparison:
     """The changes since a baseline."""
 
     file: str
@@ -97,7 +97,7 @@ class Gate:
     """All checks of a result, and the comparison with a baseline if there is one."""
 
     checks: tuple[Check, ...]
-    comparison: Comparison | None = None
+    comparison: BaselineComparison | None = None
 
     @property
     def passed(self) -> bool | None:
@@ -128,7 +128,7 @@ def judge(result: Judged, limits: Sequence[Limit], baseline: Baseline | None, si
         return replace(result, gate=Gate(tuple(checks)))
     if not any(limit.kind == "max_regression" for limit in limits):
         checks += _not_comparable(result, baseline)
-    return replace(result, gate=Gate(tuple(checks), Comparison(str(baseline.path), changes(result, baseline))))
+    return replace(result, gate=Gate(tuple(checks), BaselineComparison(str(baseline.path), changes(result, baseline))))
 
 
 def exit_code(result: Answer) -> int:

@@ -1,4 +1,4 @@
-"""Rows that a team shares: every answer as if one process had them all, to the bit where no sum is in between."""
+"""Rows held by several workers: every result is that of one process, bit for bit where no sum is in between."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from dataclasses import replace
 import pytest
 import torch
 from core.problems import Problem, assert_close, solved, subset
-from core.threads import in_a_team, pieces
+from core.thread_workers import run_on_workers, tensors_of
 from torch import Tensor
 
 from sublaplace_cli.core.jacobian import blocks
 from sublaplace_cli.core.jacobian.rows import HeldJacobian, HoldingJacobian, Jacobian
-from sublaplace_cli.core.jacobian.sharded import owners_of, some_rows
-from sublaplace_cli.core.omega import row_sums as folds
+from sublaplace_cli.core.jacobian.sharded import ShardedJacobian, owners_of, some_rows
+from sublaplace_cli.core.omega import gram as gram_module
+from sublaplace_cli.core.omega.gram import gram
 from sublaplace_cli.core.omega.precision import Precision
-from sublaplace_cli.core.omega.row_sums import column_chunks, gram, pull, row_norms, squared_gradients
+from sublaplace_cli.core.omega.row_sums import column_chunks, pull, row_norms, squared_gradients
 from sublaplace_cli.core.posterior.bounds import bracket
-from sublaplace_cli.core.posterior.fitting import fit_full, fit_path, fit_subnet, path_gains
-from sublaplace_cli.core.posterior.kronecker import Factors, kronecker_variance
-from sublaplace_cli.core.posterior.posterior import path_variances
-from sublaplace_cli.core.posterior.rescale import left_out_full, left_out_subnet, outside_norms
+from sublaplace_cli.core.posterior.full import fit_full
+from sublaplace_cli.core.posterior.kronecker import Factors, KroneckerPosterior
+from sublaplace_cli.core.posterior.path import fit_path, fit_subnet, path_gains, path_variances
+from sublaplace_cli.core.posterior.rescale import left_out, outside_norms
 from sublaplace_cli.core.selectors import SelectionProblem
 from sublaplace_cli.core.selectors.greedy import greedy
 from sublaplace_cli.core.selectors.variance import variance
 from sublaplace_cli.core.workers import owner_of_strip
 
 PLENTY, LITTLE = 2**30, 2**15
-SOME = [
+CASE_NAMES = [
     "mlp",
     "mlp-3-outputs",
     "conv-binary",
@@ -38,15 +39,15 @@ SOME = [
     "token-block",
     "mlp-over-positions",
 ]
-EXACT = {"gram", "cross gram", "columns", "norms", "rows"}  # no sum over members is in them
-WAYS: dict[str, Callable[[Jacobian], Jacobian]] = {
-    "as it comes": lambda own: own,
-    "held from the first reading on": lambda own: HoldingJacobian(own, lambda block: block, 2),
+EXACT = {"gram", "cross gram", "columns", "norms", "rows"}  # not summed over workers
+HOLD: dict[str, Callable[[Jacobian], Jacobian]] = {
+    "not held": lambda own: own,
+    "held after the first read": lambda own: HoldingJacobian(own, lambda block: block, 2),
 }
 
 
-def answers(precision: Precision, test: Jacobian, S: Tensor, memory: int) -> dict[str, Tensor]:
-    """Everything that is asked about rows."""
+def results(precision: Precision, test: Jacobian, S: Tensor, memory: int) -> dict[str, Tensor]:
+    """Everything that is computed from rows."""
     jacobian = precision.jacobian
     N, C = jacobian.outputs.shape
     u = torch.linspace(-1, 1, 2 * N * C, dtype=torch.float64).reshape(N * C, 2)
@@ -57,7 +58,7 @@ def answers(precision: Precision, test: Jacobian, S: Tensor, memory: int) -> dic
         "cross gram": precision.cross_gram(test),
         "columns": precision.columns(S),
         "norms": row_norms(test, precision.prior, memory),
-        "rows": torch.cat([t.double().flatten() for t in pieces(jacobian.load(1, N - 1))]),
+        "rows": torch.cat([t.double().flatten() for t in tensors_of(jacobian.load(1, N - 1))]),
         "norms of some rows": row_norms(few, precision.prior, memory),
         "gram of some rows": gram(few, few, precision.prior, memory),
         "columns of some rows": torch.cat([c for _, c in column_chunks(few, S, memory)], 1),
@@ -69,69 +70,81 @@ def answers(precision: Precision, test: Jacobian, S: Tensor, memory: int) -> dic
     }
 
 
-def settled_down(jacobian: HeldJacobian) -> HeldJacobian:
-    """Every tensor in one run of memory, as they are where a run holds them: products then round in one way."""
-    tidy = [{key: t.contiguous() for key, t in block.tensors().items()} for block in jacobian.blocks]
-    made = tuple(block.with_tensors(t) for block, t in zip(jacobian.blocks, tidy, strict=True))
-    return replace(jacobian, blocks=made)
+def contiguous(jacobian: HeldJacobian) -> HeldJacobian:
+    """The same rows in contiguous tensors, as a run holds them: products then round in the same way."""
+    tensors = [{key: t.contiguous() for key, t in block.tensors().items()} for block in jacobian.blocks]
+    blocks = tuple(block.with_tensors(t) for block, t in zip(jacobian.blocks, tensors, strict=True))
+    return replace(jacobian, blocks=blocks)
 
 
 def problem_of(name: str, prior: str, memory: int = PLENTY) -> Problem:
     problem = solved(name, prior)
-    precision = replace(problem.precision, jacobian=settled_down(problem.precision.jacobian), memory=memory)
-    return replace(problem, precision=precision, test=settled_down(problem.test))
+    precision = replace(problem.precision, jacobian=contiguous(problem.precision.jacobian), memory=memory)
+    return replace(problem, precision=precision, test=contiguous(problem.test))
 
 
-def in_team(problem: Problem, size: int, grain: int, work: Callable, make: Callable = WAYS["as it comes"]):
-    """`work(precision, test)` by a workers."""
+def distribute(problem: Problem, size: int, rows_per_piece: int, work: Callable, hold: Callable = HOLD["not held"]):
+    """`work(precision, test)` on `size` workers, and the collective functions it called."""
+
+    def on_leader(rows: dict[str, ShardedJacobian]):
+        return work(replace(problem.precision, jacobian=rows["train"]), rows["test"])
+
     jacobians = {"train": problem.precision.jacobian, "test": problem.test}
-    return in_a_team(
-        size, grain, jacobians, lambda q: work(replace(problem.precision, jacobian=q["train"]), q["test"]), make
-    )
+    return run_on_workers(size, rows_per_piece, jacobians, on_leader, hold)
 
 
 @pytest.mark.parametrize("memory", [PLENTY, LITTLE], ids=["one tile", "many tiles"])
-@pytest.mark.parametrize(("size", "grain"), [(2, 3), (3, 2), (3, 64)], ids=["two", "three", "two without rows"])
-@pytest.mark.parametrize("name", SOME)
-def test_every_answer_is_that_of_one_process(name: str, size: int, grain: int, memory: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "rows_per_piece"), [(2, 3), (3, 2), (3, 64)], ids=["two", "three", "two without rows"]
+)
+@pytest.mark.parametrize("name", CASE_NAMES)
+def test_every_result_is_that_of_one_process(name: str, size: int, rows_per_piece: int, memory: int) -> None:
     problem = problem_of(name, "unequal" if memory == LITTLE else "equal", memory)
     S = subset(problem.p, min(20, problem.p))
-    expected = answers(problem.precision, problem.test, S, memory)
-    found, asked = in_team(problem, size, grain, lambda precision, test: answers(precision, test, S, memory))
-    assert {"gram_strips", "squared_gradients", "column_products", "residual_norms"} <= set(asked)
+    expected = results(problem.precision, problem.test, S, memory)
+    found, called = distribute(
+        problem, size, rows_per_piece, lambda precision, test: results(precision, test, S, memory)
+    )
+    assert {"gram_strips", "squared_gradients", "column_products", "residual_norms"} <= set(called)
     for what, value in expected.items():
-        if what in EXACT and memory == PLENTY:  # with little memory, tiles are cut where pieces end
+        if what in EXACT and memory == PLENTY:  # with little memory, tiles end where pieces end
             assert torch.equal(found[what], value), what
         else:
             assert_close(found[what], value, 1e-10)
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", CASE_NAMES)
 def test_gram_matrices_in_wide_strips_that_are_cut_again(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = problem_of(name, "unequal")
     N, C = problem.precision.jacobian.outputs.shape
     expected = problem.precision.gram(), problem.precision.cross_gram(problem.test)
-    for module, name_, value in ((folds, "STRIP", C), (folds, "ENOUGH_STRIPS", 4), (blocks, "STRIP", C)):
+    for module, name_, value in (
+        (gram_module, "GRAM_STRIP", C),
+        (gram_module, "ENOUGH_STRIPS", 4),
+        (blocks, "GRAM_STRIP", C),
+    ):
         monkeypatch.setattr(module, name_, value)
-    assert 2 <= folds.strip_width(N, C) < N  # wider than what a block cuts, and several of them
+    assert 2 <= gram_module.strip_width(N, C) < N  # wider than what a block cuts, and several of them
     alone = problem.precision.gram(), problem.precision.cross_gram(problem.test)
-    shared, _ = in_team(problem, size, 3, lambda precision, test: (precision.gram(), precision.cross_gram(test)))
-    for one, other, usual in zip(alone, shared, expected, strict=True):
+    distributed, _ = distribute(
+        problem, size, 3, lambda precision, test: (precision.gram(), precision.cross_gram(test))
+    )
+    for one, other, usual in zip(alone, distributed, expected, strict=True):
         assert torch.equal(one, other)
         assert_close(one, usual, 1e-12)
 
 
 def test_strips_are_wide_where_there_are_many_rows() -> None:
-    assert folds.strip_width(2000, 1) == blocks.STRIP
-    assert folds.strip_width(2000, 10) == 51
-    assert folds.strip_width(500_000, 1) == folds.WIDEST_STRIP
-    assert folds.strip_width(5, 1000) == 1
+    assert gram_module.strip_width(2000, 1) == blocks.GRAM_STRIP
+    assert gram_module.strip_width(2000, 10) == 51
+    assert gram_module.strip_width(500_000, 1) == gram_module.WIDEST_STRIP
+    assert gram_module.strip_width(5, 1000) == 1
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("how", HOLD)
 @pytest.mark.parametrize("name", ["mlp", "conv-multiclass"])
-def test_posteriors_and_searches_run_on_shared_rows(name: str, way: str) -> None:
+def test_posteriors_and_searches_run_on_sharded_rows(name: str, how: str) -> None:
     problem = problem_of(name, "unequal")
     k = min(12, problem.p)
 
@@ -148,34 +161,34 @@ def test_posteriors_and_searches_run_on_shared_rows(name: str, way: str) -> None
             "path": torch.stack(path_variances([small, large], test, PLENTY)),
             "freedom": torch.tensor([full.freedom, small.freedom, dual.freedom]),
             "gains": path_gains(precision, S),
-            "left out": left_out_full(full),
-            "left out of S": left_out_subnet(dual, precision),
+            "left out": left_out(full, precision),
+            "left out of S": left_out(dual, precision),
             "outside": outside_norms(test, norms, S, precision.prior, PLENTY),
             "bracket": bracket(precision, test, norms, 4, [path_variances([large], test, PLENTY)[0]]).high,
         }
 
     expected = work(problem.precision, problem.test)
-    found, _ = in_team(problem, 3, 2, work, WAYS[way])
+    found, _ = distribute(problem, 3, 2, work, HOLD[how])
     for what, value in expected.items():
         assert_close(found[what], value, 1e-10)
 
 
-def test_what_loads_rows_by_itself_gets_them_from_all() -> None:
-    """A user's own selector, or the Kronecker reference, outside of any question."""
+def test_code_that_loads_rows_itself_gets_them_from_all_workers() -> None:
+    """A user's own selector, or the Kronecker reference, outside of any collective call."""
     problem = problem_of("mlp", "equal")
     weight = problem.precision.layout.parameters[0]
     d_out, d_in = weight.shape
     factors = {weight.name: Factors(torch.eye(d_in).double(), torch.eye(d_out).double())}
 
     def work(precision: Precision, test: Jacobian) -> Tensor:
-        return kronecker_variance(test, factors, precision.prior, PLENTY)
+        return KroneckerPosterior(factors, precision.layout, precision.prior, PLENTY).variance(test)
 
-    found, asked = in_team(problem, 2, 3, work)
-    assert "rows_of_all" in asked
+    found, called = distribute(problem, 2, 3, work)
+    assert "rows_of_all" in called
     assert torch.equal(found, work(problem.precision, problem.test))
 
 
-def test_an_error_of_the_leader_leaves_no_member_waiting() -> None:
+def test_an_error_of_the_leader_leaves_no_worker_waiting() -> None:
     problem = problem_of("mlp", "equal")
 
     def work(precision: Precision, test: Jacobian) -> None:
@@ -183,15 +196,15 @@ def test_an_error_of_the_leader_leaves_no_member_waiting() -> None:
         raise KeyError("of the leader")
 
     with pytest.raises(KeyError, match="of the leader"):
-        in_team(problem, 3, 2, work)
+        distribute(problem, 3, 2, work)
 
 
-def test_rows_are_dealt_out_in_pieces() -> None:
+def test_rows_are_assigned_in_pieces() -> None:
     assert owners_of(11, 2, 3).tolist() == [0, 0, 1, 1, 2, 2, 0, 0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_long_and_short_strips_are_shared_evenly(size: int) -> None:
+def test_long_and_short_strips_are_assigned_evenly(size: int) -> None:
     strips = 4 * size
     work = [0] * size
     for strip in range(strips):

@@ -1,4 +1,4 @@
-"""Reads the `args:` of a built-in architecture: unknown names, missing values and wrong types are errors."""
+"""Checks the `args:` of a built-in architecture: unknown names, missing values and wrong types are errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import UserError, suggestion
 
-# A width beyond this overflows torch's own size arithmetic before any memory check can speak.
+# A larger width overflows torch's size arithmetic before a check of the memory.
 LARGEST_WIDTH = 10**9
 
 
@@ -36,7 +36,7 @@ def positive_int(arch: str, name: str, value: Any) -> int:
 
 
 def one_of(arch: str, name: str, value: Any, choices: Iterable[Any]) -> Any:
-    """`value` if it is one of `choices`, else an error with a suggestion."""
+    """`value` if it is one of `choices`; else an error with a suggestion."""
     known = list(choices)
     if value not in known or isinstance(value, bool):
         near = suggestion(str(value), map(str, known)) if isinstance(value, str) else None

@@ -1,4 +1,4 @@
-"""`wrap: {binary-logodds: …}`: a K-class network as one log-odds, its parameter names untouched."""
+"""`wrap: {binary-logodds: …}`: a network of C classes as one log-odds, with the same parameter names."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..errors import UserError
 
 
 def add_binary_logodds(module: nn.Module, classes: Sequence[int], outputs: int | None = None) -> nn.Module:
-    """f = logsumexp(logits in classes) − logsumexp(the others), as (B, 1); `outputs` is K where known."""
-    # A hook, not a wrapping module: named_parameters() must stay those of the network itself.
+    """f = logsumexp(logits in classes) − logsumexp(the others), as (B, 1); `outputs` is C if known."""
+    # A hook, not a wrapping module: the names of named_parameters() must not change.
     hook = _LogOdds(classes)
     if outputs is not None:
         hook.check(outputs)
@@ -32,7 +32,7 @@ class _LogOdds:
     def check(self, outputs: int) -> None:
         if self.classes[-1] >= outputs:
             raise UserError(
-                f"wrap.binary-logodds.classes: class {self.classes[-1]} is not there,"
+                f"wrap.binary-logodds.classes: there is no class {self.classes[-1]},"
                 f" the network has {outputs} outputs (0 to {outputs - 1})"
             )
         if len(self.classes) == outputs:

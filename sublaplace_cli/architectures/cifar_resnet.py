@@ -12,12 +12,12 @@ from .arguments import one_of, positive_int, refuse_unknown, required
 
 DEPTHS = (20, 32, 44, 56, 110)
 SHORTCUTS = ("A", "B")
-ARGUMENTS = ("depth", "out", "shortcut")
+RESNET_ARGUMENTS = ("depth", "out", "shortcut")
 
 
 def cifar_resnet(**args: Any) -> nn.Module:
-    """A ResNet of the given depth; args: depth, out (10), shortcut A (pad) or B (1x1 conv, the default)."""
-    refuse_unknown("cifar_resnet", args, ARGUMENTS)
+    """A ResNet; args: depth, out (10), shortcut A (pad) or B (1x1 conv, the default)."""
+    refuse_unknown("cifar_resnet", args, RESNET_ARGUMENTS)
     depth = one_of("cifar_resnet", "depth", required("cifar_resnet", args, "depth", "depth: 20, out: 10"), DEPTHS)
     outputs = positive_int("cifar_resnet", "out", args.get("out", 10))
     shortcut = one_of("cifar_resnet", "shortcut", args.get("shortcut", "B"), SHORTCUTS)
@@ -43,7 +43,7 @@ class CifarResNet(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut; nothing in place, so that it runs under vmap."""
+    """Two 3x3 convolutions and a shortcut; no in-place operation, so that it runs under vmap."""
 
     def __init__(self, channels_in: int, channels: int, stride: int, shortcut: str) -> None:
         super().__init__()

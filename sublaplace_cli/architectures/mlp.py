@@ -19,12 +19,12 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "sigmoid": nn.Sigmoid,
     "leaky_relu": nn.LeakyReLU,
 }
-ARGUMENTS = ("in", "hidden", "out", "act", "bias")
+MLP_ARGUMENTS = ("in", "hidden", "out", "act", "bias")
 
 
 def mlp(**args: Any) -> nn.Sequential:
-    """Linear, act, …, Linear with the keys 0.weight, 0.bias, 2.weight, …; args as in ARGUMENTS."""
-    refuse_unknown("mlp", args, ARGUMENTS)
+    """Linear, act, …, Linear with the keys 0.weight, 0.bias, 2.weight, …; args: see MLP_ARGUMENTS."""
+    refuse_unknown("mlp", args, MLP_ARGUMENTS)
     inputs = positive_int("mlp", "in", required("mlp", args, "in", "in: 10, hidden: [50, 50], out: 1"))
     hidden = _hidden_widths(required("mlp", args, "hidden", "in: 10, hidden: [50, 50], out: 1"))
     outputs = positive_int("mlp", "out", args.get("out", 1))

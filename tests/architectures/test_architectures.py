@@ -138,7 +138,7 @@ def test_logodds_under_functional_call_and_vmap() -> None:
 @pytest.mark.parametrize(
     ("classes", "words"),
     [
-        ([4], "class 4 is not there"),
+        ([4], "there is no class 4,"),
         ([0, 1, 2, 3], "all 4 outputs"),
         ([-1], "counted from 0"),
         ([], "different"),

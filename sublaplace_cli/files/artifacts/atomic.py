@@ -1,4 +1,4 @@
-"""Writing so that a name that exists is complete: beside, synced, renamed."""
+"""Atomic writes: into a temporary file, synced, then renamed. A file with its final name is complete."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import IO, Any
 
 from ...errors import RunError, SublaplaceError, UserError
 
-PART = ".part"
+PART_SUFFIX = ".part"
 
 
 def canonical_json(value: Any) -> str:
-    """One text for one value: sorted keys, no spaces, no NaN."""
+    """JSON with one text per value: sorted keys, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 
@@ -27,7 +27,7 @@ def digest_of(value: Any) -> str:
 
 
 def digest_of_files(paths: list[Path], below: Path | None = None) -> str:
-    """sha256 of a file's contents; of several, over those of each, with their names below a folder where given."""
+    """sha256 of one file; of several, the digest of their names relative to `below` (if set) and their sha256."""
     digests = []
     for path in paths:
         with open(path, "rb") as file:
@@ -40,7 +40,7 @@ def digest_of_files(paths: list[Path], below: Path | None = None) -> str:
 
 @contextmanager
 def explain_write_errors(path: Path) -> Iterator[None]:
-    """OS errors while writing `path`, as messages that name the file and the way out."""
+    """Turn OS errors while writing `path` into messages with the file and a remedy."""
     try:
         yield
     except OSError as error:
@@ -53,7 +53,7 @@ def write_error(path: Path, error: OSError) -> SublaplaceError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return RunError(
             f"could not write {path}: {reason}",
-            hint="free some disk, choose another disk with --run-dir, or store less with --max-artifact; "
+            hint="free some disk space, choose another disk with --run-dir, or store less with --max-artifact; "
             "nothing incomplete was left under a final name",
         )
     return UserError(f"could not write {path}: {reason}", hint="choose a folder that can be written to with --run-dir")
@@ -76,8 +76,8 @@ def publish(part: Path, path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under `path` when the block ends well, and not at all otherwise."""
-    part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
+    """A file that gets the name `path` when the block succeeds, and is removed otherwise."""
+    part = path.with_name(f".{path.name}.{os.getpid()}{PART_SUFFIX}")
     with explain_write_errors(path):
         try:
             with open(part, "wb") as file:

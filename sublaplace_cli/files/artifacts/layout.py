@@ -1,7 +1,7 @@
-"""How an artifact lies on disk: a safetensors header with our metadata, then the tensors in the order of their names.
+"""The bytes of an artifact: a safetensors header with our metadata, then the tensors in the order of their names.
 
-One metadata key, `sublaplace`, holds canonical JSON: what the file is, what it was made from, and a sha256 of
-every piece of every tensor. A piece is a run of rows, so that large tensors can be read and checked in part.
+One metadata key, `sublaplace`, holds canonical JSON: what the file is, what it was computed from, and a sha256 of every
+piece of every tensor. A piece is some consecutive rows, so that a part of a large tensor can be read and checked.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,80 +18,89 @@ from torch import Tensor
 
 from .atomic import canonical_json, digest_of
 
-SCHEMA = 1
-KEY = "sublaplace"
+ARTIFACT_SCHEMA = 1
+METADATA_KEY = "sublaplace"
 DTYPE_NAMES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}
-DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+DTYPE_OF_NAME = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 PIECE_BYTES = 4 * 2**20  # with its own checksum: small enough to read alone, large enough for a short header
 
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """A tensor to be written: its type, its shape, and how many rows make a piece with its own checksum."""
+    """A tensor to write: its type, its shape, and the number of rows per piece."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     rows_per_piece: int
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         return self.dtype.itemsize * math.prod(self.shape[1:])
 
-    @property
+    @cached_property
     def n_bytes(self) -> int:
         return self.dtype.itemsize * math.prod(self.shape)
 
-    @property
+    @cached_property
     def n_pieces(self) -> int:
         return max(1, math.ceil(self.shape[0] / self.rows_per_piece)) if self.shape else 1
 
 
-def whole(tensor: Tensor) -> TensorPlan:
-    """A tensor that is one piece."""
-    return TensorPlan(tensor.dtype, tuple(tensor.shape), max(1, len(tensor)))
+def whole(tensors: Mapping[str, Tensor]) -> dict[str, TensorPlan]:
+    """Plans of tensors with one piece each."""
+    return {name: TensorPlan(t.dtype, tuple(t.shape), max(1, len(t))) for name, t in sorted(tensors.items())}
 
 
 def by_rows(dtype: torch.dtype, shape: tuple[int, ...], rows_per_write: int) -> TensorPlan:
-    """A tensor that arrives some rows at a time, in pieces of as many of these writes as fill one."""
+    """The plan of a tensor that is written some rows at a time; a piece is as many writes as fill PIECE_BYTES."""
     one_write = dtype.itemsize * math.prod(shape[1:]) * rows_per_write
     return TensorPlan(dtype, shape, rows_per_write * max(1, PIECE_BYTES // max(1, one_write)))
 
 
 def header_of(
     kind: str, meta: Mapping[str, Any], plans: Mapping[str, TensorPlan], digests: Mapping[str, list[str]]
-) -> bytes:
+) -> tuple[bytes, str]:
+    """The header of an artifact, and the digest of its metadata."""
     tensors = {
         name: {
-            "dtype": DTYPE_NAMES[q.dtype],
-            "shape": list(q.shape),
-            "rows_per_piece": q.rows_per_piece,
+            "dtype": DTYPE_NAMES[plan.dtype],
+            "shape": list(plan.shape),
+            "rows_per_piece": plan.rows_per_piece,
             "sha256": digests[name],
         }
-        for name, q in plans.items()
+        for name, plan in plans.items()
     }
-    own = {**meta, "kind": kind, "schema": SCHEMA, "tensors": tensors}
-    entries: dict[str, Any] = {"__metadata__": {KEY: canonical_json({**own, "checksum": digest_of(own)})}}
+    own = {**meta, "kind": kind, "schema": ARTIFACT_SCHEMA, "tensors": tensors}
+    digest = digest_of(own)
+    entries: dict[str, Any] = {"__metadata__": {METADATA_KEY: canonical_json({**own, "checksum": digest})}}
     offset = 0
-    for name, q in plans.items():
-        entries[name] = {
-            "dtype": DTYPE_NAMES[q.dtype],
-            "shape": list(q.shape),
-            "data_offsets": [offset, offset + q.n_bytes],
-        }
-        offset += q.n_bytes
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the format wants the data aligned
-    return len(text).to_bytes(8, "little") + text
-
-
-def offsets_of(header: int, plans: Mapping[str, TensorPlan]) -> dict[str, int]:
-    offsets, at = {}, header
     for name, plan in plans.items():
-        offsets[name] = at
-        at += plan.n_bytes
-    return offsets
+        entries[name] = {
+            "dtype": DTYPE_NAMES[plan.dtype],
+            "shape": list(plan.shape),
+            "data_offsets": [offset, offset + plan.n_bytes],
+        }
+        offset += plan.n_bytes
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the format requires aligned data
+    return len(text).to_bytes(8, "little") + text, digest
+
+
+def offsets_of(header_bytes: int, plans: Mapping[str, TensorPlan]) -> tuple[dict[str, int], int]:
+    """The position of each tensor in the file, and the size of the file."""
+    offsets, position = {}, header_bytes
+    for name, plan in plans.items():
+        offsets[name] = position
+        position += plan.n_bytes
+    return offsets, position
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor; without a copy if it is contiguous and on the CPU."""
     array: Any = tensor.detach().cpu().contiguous().numpy()
     return memoryview(array).cast("B") if tensor.numel() else memoryview(b"")
+
+
+def bytes_of_all(tensors: Mapping[str, Tensor]) -> dict[str, memoryview]:
+    """The bytes of several tensors, in their order."""
+    return {name: bytes_of(tensor) for name, tensor in tensors.items()}

@@ -1,7 +1,7 @@
-"""The run folder: one identity, one writer at a time, nothing stale.
+"""The run folder: one identity, one writer at a time, no stale files.
 
-Its name is a fingerprint of the weights, the data and every option that changes a number; `run.json` inside
-spells the same out, so that a folder given with --run-dir can be checked too.
+Its name is a fingerprint of the weights, the data and every option that changes a number. `run.json` in it lists all of
+them, so that a folder chosen with --run-dir can be checked too.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from .artifact import Artifact, broken, open_artifact
 from .atomic import canonical_json, digest_of, explain_write_errors, write_text
 
 MANIFEST = "run.json"
-LOCK = ".lock"
-OWN = (LOCK, ".gitignore")
+LOCK_NAME = ".lock"
+OWN_FILES = (LOCK_NAME, ".gitignore")
 LEFTOVER = re.compile(r"\.(run\.json|evaluation\.json|\.gitignore|[\w.-]+\.safetensors(\.part\.json)?)\.\d+\.part")
 
 
 def fingerprint(identity: Mapping[str, Any]) -> str:
-    """Sixteen hex digits that stand for an identity."""
+    """The first 16 hex digits of the digest of an identity."""
     return digest_of(identity)[:16]
 
 
 def default_folder(spec_folder: Path, identity: Mapping[str, Any]) -> Path:
-    """`.sublaplace/<fingerprint>/` beside the spec."""
+    """`.sublaplace/<fingerprint>/` in the folder of the spec."""
     return spec_folder / ".sublaplace" / fingerprint(identity)
 
 
 def file_stem(kind: str, method: str, k: int) -> str:
-    """`indices-gradient-k1000`; what is not safe in a file name is replaced and told apart by a digest."""
+    """`indices-gradient-k1000`; characters that are not safe in a file name are replaced, and a digest is added."""
     safe = re.sub(r"[^A-Za-z0-9._-]+", "_", method)
     return f"{kind}-{safe if safe == method else f'{safe}-{digest_of(method)[:8]}'}-k{k}"
 
@@ -50,15 +50,15 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, identity: Mapping[str, Any], *, force: bool, on_wait: Callable[[str], None]) -> RunFolder:
-        """Make the folder where needed, wait for the lock, check that it belongs to this identity."""
+        """Create the folder if needed, wait for the lock, check that the folder belongs to this identity."""
         with explain_write_errors(path):
             path.mkdir(parents=True, exist_ok=True)
             _refuse_strangers(path)
-            lock = open(path / LOCK, "a")  # noqa: SIM115 (held until close: the lock ends with the process)
+            lock = open(path / LOCK_NAME, "a")  # noqa: SIM115 (open until close(); the lock ends with the process)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            on_wait(f"another run is using {path}; waiting for it to end")
+            on_wait(f"another run is using {path}; waiting until it ends")
             fcntl.flock(lock, fcntl.LOCK_EX)
         folder = cls(path, identity, lock)
         try:
@@ -69,7 +69,7 @@ class RunFolder:
         return folder
 
     def _claim(self, force: bool) -> None:
-        for leftover in self.path.iterdir():  # of a run that was killed: the lock says that none is alive
+        for leftover in self.path.iterdir():  # of a killed run: we have the lock, so none is alive
             if LEFTOVER.fullmatch(leftover.name):
                 leftover.unlink()
         known = None if force else self._known_identity()
@@ -77,7 +77,7 @@ class RunFolder:
         if known is not None and known != wanted:
             raise UserError(
                 f"{self.path} belongs to another run: {_difference(known, wanted)}",
-                hint="choose another --run-dir, or --force to replace what is in it",
+                hint="choose another --run-dir, or replace its contents with --force",
             )
         if known is None:
             for old in [*self.path.glob("*.safetensors*"), self.path / "evaluation.json"]:
@@ -101,7 +101,7 @@ class RunFolder:
         return self.path / f"{stem}.safetensors"
 
     def find(self, stem: str, kind: str, **expected: Any) -> Artifact | None:
-        """A finished artifact of this run whose metadata are as expected; None where it is not there yet."""
+        """A finished artifact of this run with the expected metadata; None if it does not exist yet."""
         path = self.file(stem)
         if not path.exists():
             return None
@@ -110,22 +110,26 @@ class RunFolder:
             raise broken(path, "it belongs to another run: other weights, data or options")
         for key, value in expected.items():
             if artifact.meta.get(key) != value:
-                raise broken(path, f"its {key} is {artifact.meta.get(key)}, expected {value}: it belongs elsewhere")
+                raise broken(
+                    path, f"its {key} is {artifact.meta.get(key)}, expected {value}: it belongs to another run"
+                )
         return artifact
 
     def close(self) -> None:
-        """Give up the lock."""
+        """Release the lock."""
         self.lock.close()
 
 
 def _refuse_strangers(path: Path) -> None:
-    """A folder with files in it that is no run folder is left alone."""
+    """Refuse a folder with files that is not a run folder."""
     if (path / MANIFEST).exists():
         return
-    strangers = sorted(q.name for q in path.iterdir() if q.name not in OWN and not LEFTOVER.fullmatch(q.name))
+    strangers = sorted(
+        entry.name for entry in path.iterdir() if entry.name not in OWN_FILES and not LEFTOVER.fullmatch(entry.name)
+    )
     if strangers:
         raise UserError(
-            f"{path} is not a run folder: it holds {', '.join(strangers[:3])} and no {MANIFEST}",
+            f"{path} is not a run folder: it contains {', '.join(strangers[:3])} and no {MANIFEST}",
             hint="choose an empty or new folder for --run-dir",
         )
 

@@ -1,6 +1,6 @@
 """Named or single arrays: npz, npy and safetensors. Nothing is ever unpickled.
 
-Sizes are taken from the headers and judged before any memory is: a small npz can declare terabytes.
+Sizes come from the headers and are checked before memory is taken: a small npz can declare terabytes.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ import numpy as np
 
 from ...errors import UserError, suggestion
 from .columns import Columns, pick_columns
-from .sources import Inputs, Request, Source, gibibytes, refuse_if_larger
+from .sources import ArrayInputs, ReadRequest, Source, gibibytes, refuse_if_larger
 
 if TYPE_CHECKING:
     from ..spec.data import ArraysSpec
 
-BOMB_FOLD = 100
+BOMB_RATIO = 100
 BOMB_BYTES = 256 * 2**20
 READ_BYTES = 4 * 2**20
 HEADER_BYTES = 64 * 2**10
 SAFETENSORS_ITEM = {"BOOL": 1} | {f"{kind}{8 * size}": size for kind in "UIF" for size in (1, 2, 4, 8)}
 
 
-# --- which array is what ---------------------------------------------------------------------------------
+# --- inputs and targets ----------------------------------------------------------------------------------
 
 
-def _wanted(request: Request, known: Iterable[str]) -> tuple[str | dict[str, str] | list[str], str | None]:
-    """Names of the input and the target; x or X, and y, unless the spec says otherwise."""
+def _wanted(request: ReadRequest, known: Iterable[str]) -> tuple[str | dict[str, str] | list[str], str | None]:
+    """Names of the input and the target; by default x or X, and y."""
     names = set(known)
     arrays: ArraysSpec | None = request.arrays
     if arrays is None:
         default = next((name for name in ("x", "X") if name in names), None)
         if default is None:
             raise UserError(
-                f"{request.path}: data.arrays is not given, and there is no array 'x' or 'X'",
+                f"{request.path}: data.arrays is not set, and there is no array 'x' or 'X'",
                 hint=f"name the input in data.arrays; available: {', '.join(sorted(names)) or 'none'}",
             )
         return default, "y" if "y" in names else None
@@ -62,9 +62,9 @@ def _check_known(name: str, names: set[str], path: Path) -> None:
 
 
 def _named_source(
-    request: Request, known: Iterable[str], size: Callable[[str], int], load: Callable[[str], np.ndarray]
+    request: ReadRequest, known: Iterable[str], size: Callable[[str], int], load: Callable[[str], np.ndarray]
 ) -> Source:
-    """The source made of some of a file's arrays, after their sizes have been judged together."""
+    """The source with the wanted arrays of a file, after a check of their total size."""
     names = set(known)
     inputs, target = _wanted(request, names)
     flat = [inputs] if isinstance(inputs, str) else list(inputs.values() if isinstance(inputs, dict) else inputs)
@@ -72,7 +72,7 @@ def _named_source(
     held = sum(size(name) for name in needed)
     refuse_if_larger(held, request.memory, str(request.path))
     loaded = {name: load(name) for name in needed}
-    arrays: Inputs
+    arrays: ArrayInputs
     if isinstance(inputs, str):
         arrays = loaded[inputs]
     elif isinstance(inputs, dict):
@@ -103,17 +103,17 @@ class _Header:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def refuse_other_size(self, stored: int, where: str) -> None:
-        """The bytes that are there must be those that the header declares."""
+        """Refuse a file that does not have the size that its header declares."""
         if self.offset + self.data_bytes != stored:
             raise UserError(
                 f"{where}: its header declares {self.data_bytes} bytes (shape {self.shape}, {self.dtype}), "
-                f"but {stored - self.offset} are there",
-                hint="it is cut off or damaged: copy or save it again",
+                f"but the file has {stored - self.offset}",
+                hint="it is truncated or damaged: copy or save it again",
             )
 
 
 def _read_header(stream: IO[bytes], where: str) -> _Header:
-    # Only the first bytes: numpy reads a header of any declared length before it judges that length.
+    # Only the first bytes: numpy reads a header of any declared length before it checks that length.
     stream = io.BytesIO(stream.read(HEADER_BYTES))
     try:
         version = np.lib.format.read_magic(stream)
@@ -134,7 +134,7 @@ def _read_header(stream: IO[bytes], where: str) -> _Header:
 def _check_dtype(dtype: np.dtype[Any], where: str) -> None:
     if dtype.hasobject:
         raise UserError(
-            f"{where}: an array of Python objects: reading it would run pickled code, so it is refused",
+            f"{where}: an array of Python objects is refused: reading it would run pickled code",
             hint="save it as numbers, e.g. numpy.savez(file, x=numpy.asarray(x, dtype='float32'))",
         )
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
@@ -144,7 +144,7 @@ def _check_dtype(dtype: np.dtype[Any], where: str) -> None:
 # --- npz -------------------------------------------------------------------------------------------------
 
 
-def read_npz(request: Request) -> Source:
+def read_npz(request: ReadRequest) -> Source:
     """Arrays of an .npz file; only the members needed are read."""
     path = request.path
     try:
@@ -169,17 +169,17 @@ def _unreadable(path: Path, error: Exception, what: str = "npz") -> UserError:
 
 
 def _member_bytes(path: Path, name: str, info: zipfile.ZipInfo) -> int:
-    """What a member will take, from its header; refused if that looks hostile."""
+    """The bytes that a member will take, from its header; refuses hostile ones."""
     where = f"{path}: array '{name}'"
     if info.flag_bits & 0x1:
         raise UserError(f"{where} is encrypted", hint="save it without a password")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise UserError(f"{where} is compressed in a way numpy does not write", hint="use numpy.savez")
-    if info.file_size > BOMB_BYTES and info.file_size > BOMB_FOLD * info.compress_size:
-        fold = info.file_size // max(1, info.compress_size)
+        raise UserError(f"{where} uses a compression that numpy does not write", hint="use numpy.savez")
+    if info.file_size > BOMB_BYTES and info.file_size > BOMB_RATIO * info.compress_size:
+        ratio = info.file_size // max(1, info.compress_size)
         raise UserError(
-            f"{where} expands {fold}-fold to {gibibytes(info.file_size)}: refused as a decompression bomb",
-            hint="if the data is yours, save it with numpy.savez (not compressed)",
+            f"{where} expands {ratio}-fold to {gibibytes(info.file_size)}: refused as a decompression bomb",
+            hint="if you trust the file, save it again with numpy.savez (not compressed)",
         )
     with _opened(path, info) as stream:
         header = _read_header(stream, where)
@@ -204,7 +204,7 @@ def _load_member(path: Path, name: str, info: zipfile.ZipInfo) -> np.ndarray:
     with _opened(path, info) as stream:
         stream.read(header.offset)
         filled = 0
-        # Until the stream has ended: only its end checks the checksum.
+        # Read to the end of the stream: only there is the checksum verified.
         while part := stream.read(READ_BYTES):
             target[filled : filled + len(part)] = np.frombuffer(part, dtype=np.uint8)
             filled += len(part)
@@ -218,7 +218,7 @@ def _load_member(path: Path, name: str, info: zipfile.ZipInfo) -> np.ndarray:
 # --- npy -------------------------------------------------------------------------------------------------
 
 
-def read_npy(request: Request) -> Source:
+def read_npy(request: ReadRequest) -> Source:
     """One array, memory-mapped; a 2-D one may be split by column positions."""
     array = _map_npy(request.path)
     if request.columns is None:
@@ -252,8 +252,8 @@ def _as_table(path: Path, array: np.ndarray) -> Columns:
     return Columns(path, array.shape[1])
 
 
-def _take_columns(array: np.ndarray, positions: list[int], request: Request) -> np.ndarray:
-    # Neighbours stay a view of the file; anything else has to be copied.
+def _take_columns(array: np.ndarray, positions: list[int], request: ReadRequest) -> np.ndarray:
+    # Adjacent columns stay a view of the file; all others must be copied.
     if positions == list(range(positions[0], positions[0] + len(positions))):
         return array[:, positions[0] : positions[-1] + 1]
     refuse_if_larger(len(array) * len(positions) * array.itemsize, request.memory, str(request.path))
@@ -263,8 +263,8 @@ def _take_columns(array: np.ndarray, positions: list[int], request: Request) -> 
 # --- safetensors -----------------------------------------------------------------------------------------
 
 
-def read_safetensors(request: Request) -> Source:
-    """Tensors of a safetensors file; the library checks its header."""
+def read_safetensors(request: ReadRequest) -> Source:
+    """Arrays of a safetensors file; the library checks its header."""
     from safetensors import SafetensorError, safe_open
 
     path = request.path

@@ -1,7 +1,7 @@
-"""Which column of a table is what.
+"""Which columns of a table are inputs and targets.
 
-Columns are named or counted from 0. A file other than the training file is matched to it by column names
-where both have a header, else by position; it may lack the target, and `rest` still means the same columns.
+Columns have names or positions from 0. Another file is matched to the training file by column names if both have a
+header, else by position. It may lack the target; `rest` still means the same columns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Columns:
     names: tuple[str, ...] | None = None
 
     def find(self, column: str | int) -> int:
-        """The position of a column given by name or position."""
+        """The position of a column, from its name or position."""
         if isinstance(column, int):
             if not 0 <= column < self.width:
                 raise UserError(
@@ -35,7 +35,7 @@ class Columns:
             return column
         if self.names is None:
             raise UserError(
-                f"{self.path}: column '{column}' is asked for, but the table has no column names",
+                f"{self.path}: column '{column}' was requested, but the table has no column names",
                 hint=f"add a header line, or use positions 0 to {self.width - 1}",
             )
         positions = [position for position, name in enumerate(self.names) if name == column]
@@ -49,7 +49,7 @@ class Columns:
         return positions[0]
 
     def label(self, position: int) -> str:
-        """How a message names a column."""
+        """The name of a column in messages."""
         return str(position) if self.names is None else f"'{self.names[position]}'"
 
     def labels(self, positions: list[int]) -> tuple[str, ...]:
@@ -59,14 +59,14 @@ class Columns:
 
 @dataclass(frozen=True)
 class Picked:
-    """Positions of the input and target columns; `targets` is empty where there is no target."""
+    """Positions of the input and target columns; `targets` is empty if there is no target."""
 
     inputs: list[int]
     targets: list[int]
 
 
 def pick_columns(spec: ColumnsSpec | None, table: Columns, training: Columns | None) -> Picked:
-    """Which columns of `table` are inputs and targets; `training` is the training table if it is another."""
+    """The input and target columns of `table`; `training` is the training table if it is another file."""
     if training is None:
         return _pick(spec, table)
     wanted = _pick(spec, training)
@@ -79,7 +79,7 @@ def pick_columns(spec: ColumnsSpec | None, table: Columns, training: Columns | N
         return Picked(list(range(table.width)), [])
     raise UserError(
         f"{table.path} has {table.width} columns, the training file {training.path} has {training.width}",
-        hint="give both the same columns, or a header line in both so that names can be matched",
+        hint="use the same columns in both, or add a header line to both so that names can be matched",
     )
 
 
@@ -100,7 +100,7 @@ def _pick(spec: ColumnsSpec | None, table: Columns) -> Picked:
             )
         seen.add(position)
     if not inputs:
-        raise UserError(f"{table.path}: no input columns are left beside the target", hint="see data.columns")
+        raise UserError(f"{table.path}: no input columns are left besides the target", hint="see data.columns")
     return Picked(inputs, targets)
 
 
@@ -117,6 +117,6 @@ def _pick_by_name(wanted: Picked, table: Columns, training: Columns) -> Picked:
     if present and len(present) < len(wanted.targets):
         raise UserError(
             f"{table.path} has some of the target columns of {training.path}, but not all",
-            hint="give all of them or none",
+            hint="include all of them or none",
         )
     return Picked(inputs, [table.find(known[position]) for position in present])

@@ -1,7 +1,7 @@
-"""The spec's `data` section → splits of rows, checked and ready to be prepared chunk by chunk.
+"""The spec's `data` section → splits of checked rows, which are prepared chunk by chunk.
 
 Each format is one function `read_…(request) -> Source` named in `catalog.DATA_FORMATS`.
-To add one: 1. write the reader, 2. add the catalog line, 3. if it needs an extra, add it to `EXTRAS`.
+To add one: 1. write the reader, 2. add the catalog line, 3. if it needs an optional package, add that to `EXTRAS`.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ import numpy as np
 
 from ... import catalog
 from ...errors import UserError, suggestion
-from .sources import Chosen, Inputs, Request, Source, check_lengths, choose, map_arrays
+from .sources import ArrayInputs, ChosenRows, ReadRequest, Source, check_lengths, choose, map_arrays
 from .transforms import (
     MeanStd,
     Preparation,
     Scales,
     class_labels,
     compile_steps,
-    given_scale,
+    fixed_scale,
     measured_scale,
+    measured_targets,
     refuse_one_class,
-    regression_targets,
 )
 
 if TYPE_CHECKING:
     from ..spec.data import DataSpec, SplitSpec
+    from ..spec.models import Spec
 
-__all__ = ["Inputs", "MeanStd", "Preparation", "Scales", "Split", "data_files", "load_splits", "require_extra"]
+__all__ = ["ArrayInputs", "MeanStd", "Preparation", "Scales", "Split", "data_files", "load_splits", "require_extra"]
 
 Resolve = Callable[[str, str], Path]
 
@@ -42,10 +43,10 @@ EXTRAS = {"parquet": ("pyarrow", "parquet"), "imagefolder": ("PIL", "image")}
 
 @dataclass(frozen=True)
 class Split:
-    """The chosen rows of one split, as stored; `inputs` prepares them chunk by chunk."""
+    """The chosen rows of one split, as stored; `inputs` prepares a chunk of them."""
 
     name: str
-    raw: Inputs
+    raw: ArrayInputs
     targets: np.ndarray | None
     rows: np.ndarray
     source_rows: int
@@ -55,13 +56,16 @@ class Split:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def inputs(self, start: int, stop: int) -> Inputs:
+    def inputs(self, start: int, stop: int) -> ArrayInputs:
         """Rows [start, stop) after transforms and standardisation."""
-        return map_arrays(lambda array: self.preparation.apply(array[start:stop]), self.raw)
+        raw, prepare = self.raw, self.preparation.apply
+        if isinstance(raw, np.ndarray):
+            return prepare(raw[start:stop])
+        return map_arrays(lambda array: prepare(array[start:stop]), raw)
 
 
 def require_extra(format_name: str) -> None:
-    """Raise early if the package behind a data format is not installed."""
+    """Refuse early if the package that a data format needs is not installed."""
     module, extra = EXTRAS.get(format_name, ("numpy", ""))
     if find_spec(module) is None:
         raise UserError(
@@ -85,31 +89,23 @@ def data_files(data: DataSpec, resolve: Resolve, names: Sequence[str] | None = N
 
 
 def load_splits(
-    data: DataSpec,
-    names: Sequence[str],
-    *,
-    task: str,
-    resolve: Resolve,
-    memory: int,
-    positive_classes: Sequence[int] | None = None,
-    scales: Scales | None = None,
+    spec: Spec, names: Sequence[str], resolve: Resolve, memory: int, scales: Scales | None = None
 ) -> dict[str, Split]:
-    """The splits called `names`, checked; a file that several share is read once.
+    """The splits called `names`, checked; a file that several of them use is read once.
 
-    `scales` stand for what would be measured on the training rows, which then need not be there.
+    `scales` replace those measured on the training rows, which are then not needed.
     """
+    data = spec.data
     require_extra(data.format)
     origins = {name: origin_of(data, name) for name in names}
     train = origin_of(data, "train")
     needed = list(dict.fromkeys(origins.values()))
     if scales is None and "from-train" in (_mode(data, "input"), _mode(data, "target")) and train not in needed:
         needed.append(train)
-    sources = _Sources(data, resolve, memory, alone=scales is not None)
-    chosen = {origin: choose(sources.of(origin), _split_spec(data, origin), origin, memory) for origin in needed}
-    targets = {
-        origin: _targets(part, task, positive_classes, is_train=origin == train) for origin, part in chosen.items()
-    }
-    target_scale = _target_scale(data, task, targets, train) if scales is None else scales.target
+    reader = _FileReader(data, resolve, memory, needs_train=scales is None)
+    chosen = {origin: choose(reader.read(origin), _split_spec(data, origin), origin, memory) for origin in needed}
+    targets = {origin: _targets(part, spec, is_train=origin == train) for origin, part in chosen.items()}
+    target_scale = _target_scale(spec, targets, train) if scales is None else scales.target
     preparations = _preparations(data, chosen, train, scales)
     built = {
         origin: Split(
@@ -129,27 +125,27 @@ def load_splits(
 # --- which file, which rows ------------------------------------------------------------------------------
 
 
-class _Sources:
-    """Reads each file once and keeps count of the memory taken."""
+class _FileReader:
+    """Reads each file once and counts the memory taken."""
 
-    def __init__(self, data: DataSpec, resolve: Resolve, memory: int, alone: bool) -> None:
-        self._data, self._resolve, self._memory, self._alone = data, resolve, memory, alone
-        self._read: dict[tuple[Path, str], Source] = {}
+    def __init__(self, data: DataSpec, resolve: Resolve, memory: int, needs_train: bool) -> None:
+        self._data, self._resolve, self._memory, self._needs_train = data, resolve, memory, needs_train
+        self._sources: dict[tuple[Path, str], Source] = {}
 
-    def of(self, origin: str) -> Source:
+    def read(self, origin: str) -> Source:
         data = self._data
         path = _path(data, origin, self._resolve)
         arrays = getattr(_split_spec(data, origin), "arrays", None) or data.arrays
-        if (path, repr(arrays)) not in self._read:
+        if (path, repr(arrays)) not in self._sources:
             train = origin_of(data, "train")
-            read_train = not self._alone and _has_path(data, train)
+            read_train = self._needs_train and _has_path(data, train)
             training_path = _path(data, train, self._resolve) if read_train else None
-            left = self._memory - sum(source.held for source in self._read.values())
-            request = Request(path, data.columns, arrays, None if path == training_path else training_path, left)
+            left = self._memory - sum(source.held for source in self._sources.values())
+            request = ReadRequest(path, data.columns, arrays, None if path == training_path else training_path, left)
             source = catalog.find(catalog.DATA_FORMATS, data.format, "data format")(request)
             check_lengths(source)
-            self._read[path, repr(arrays)] = source
-        return self._read[path, repr(arrays)]
+            self._sources[path, repr(arrays)] = source
+        return self._sources[path, repr(arrays)]
 
 
 def _split_spec(data: DataSpec, name: str) -> SplitSpec | None:
@@ -157,30 +153,30 @@ def _split_spec(data: DataSpec, name: str) -> SplitSpec | None:
 
 
 def _configured(data: DataSpec) -> list[str]:
-    """The splits there are: those in the spec, and `train`, which defaults to all rows of `data.path`."""
+    """The splits of the spec, and `train`, which defaults to all rows of `data.path`."""
     names = [name for name in SPLIT_NAMES if _split_spec(data, name) is not None]
     return names if "train" in names or data.path is None else ["train", *names]
 
 
 def origin_of(data: DataSpec, name: str) -> str:
     """The split whose rows `name` uses, through `same_as`."""
-    passed = [name]
+    chain = [name]
     while True:
-        spec = _split_spec(data, passed[-1])
-        following = "train" if spec is None and passed[-1] == "reference" else getattr(spec, "same_as", None)
-        if following is None:
+        spec = _split_spec(data, chain[-1])
+        source = "train" if spec is None and chain[-1] == "reference" else getattr(spec, "same_as", None)
+        if source is None:
             break
-        if following not in SPLIT_NAMES:
+        if source not in SPLIT_NAMES:
             raise UserError(
-                f"data.splits.{passed[-1]}.same_as: unknown split '{following}'",
-                hint=suggestion(following, SPLIT_NAMES),
+                f"data.splits.{chain[-1]}.same_as: unknown split '{source}'",
+                hint=suggestion(source, SPLIT_NAMES),
             )
-        if following in passed:
-            raise UserError(f"data.splits: same_as runs in a circle: {' → '.join([*passed, following])}")
-        passed.append(following)
-    if spec is None and passed[-1] != "train":
-        raise UserError(f"the spec has no split '{passed[-1]}'", hint=f"add data.splits.{passed[-1]}")
-    return passed[-1]
+        if source in chain:
+            raise UserError(f"data.splits: same_as leads in a circle: {' → '.join([*chain, source])}")
+        chain.append(source)
+    if spec is None and chain[-1] != "train":
+        raise UserError(f"the spec has no split '{chain[-1]}'", hint=f"add data.splits.{chain[-1]}")
+    return chain[-1]
 
 
 def _has_path(data: DataSpec, origin: str) -> bool:
@@ -209,35 +205,37 @@ def _mode(data: DataSpec, side: str) -> Any:
     return "none" if mode is None else mode
 
 
-def _targets(chosen: Chosen, task: str, positive_classes: Sequence[int] | None, *, is_train: bool) -> np.ndarray | None:
+def _targets(chosen: ChosenRows, spec: Spec, *, is_train: bool) -> np.ndarray | None:
     if chosen.targets is None:
         return None
     where = str(chosen.source.path)
-    if task == "regression":
-        return regression_targets(chosen.targets, where)
-    labels = class_labels(chosen.targets, task, positive_classes, where, chosen.place)
+    if not catalog.TASKS[spec.task].labels:
+        return measured_targets(chosen.targets, where)
+    wrap = spec.model.wrap
+    positive_classes = None if wrap is None else wrap.binary_logodds.classes
+    labels = class_labels(chosen.targets, spec.task, positive_classes, where, chosen.row_label)
     if is_train:
         refuse_one_class(labels, where)
     return labels
 
 
-def _target_scale(data: DataSpec, task: str, targets: dict[str, np.ndarray | None], train: str) -> MeanStd | None:
-    mode = _mode(data, "target")
+def _target_scale(spec: Spec, targets: dict[str, np.ndarray | None], train: str) -> MeanStd | None:
+    mode = _mode(spec.data, "target")
     if mode == "none":
         return None
-    if task != "regression":
+    if catalog.TASKS[spec.task].labels:
         raise UserError(
-            f"data.standardise.target: the targets of task {task} are classes",
+            f"data.standardise.target: the targets of task {spec.task} are classes",
             hint="remove it: only regression targets can be standardised",
         )
     if mode != "from-train":
         known = [values.shape[1] for values in targets.values() if values is not None]
-        return given_scale(mode, (known[0] if known else np.size(mode.mean),), "data.standardise.target")
+        return fixed_scale(mode, (known[0] if known else np.size(mode.mean),), "data.standardise.target")
     values = targets[train]
     if values is None:
         raise UserError(
             "data.standardise.target is from-train, but the training rows have no target",
-            hint="name the target in data.columns or data.arrays, or give mean and std",
+            hint="name the target in data.columns or data.arrays, or set mean and std",
         )
     return measured_scale(values)
 
@@ -254,7 +252,7 @@ def _scaled(values: np.ndarray | None, scale: MeanStd | None, origin: str) -> np
 
 
 def _preparations(
-    data: DataSpec, chosen: dict[str, Chosen], train: str, scales: Scales | None
+    data: DataSpec, chosen: dict[str, ChosenRows], train: str, scales: Scales | None
 ) -> dict[str, Preparation]:
     mode = _mode(data, "input")
     transforms = list(data.transforms or ())
@@ -267,7 +265,7 @@ def _preparations(
         from_train = measured_scale(arrays[train], compiled[train][0])
     preparations = {}
     for origin, (steps, shape) in compiled.items():
-        scale = from_train if mode in ("none", "from-train") else given_scale(mode, shape, "data.standardise.input")
+        scale = from_train if mode in ("none", "from-train") else fixed_scale(mode, shape, "data.standardise.input")
         if scale is not None and scale.mean.shape != shape:
             raise UserError(
                 f"rows of split '{origin}' have shape {shape}, training rows {scale.mean.shape}",
@@ -277,11 +275,11 @@ def _preparations(
     return preparations
 
 
-def _single_array(chosen: Chosen) -> np.ndarray:
+def _single_array(chosen: ChosenRows) -> np.ndarray:
     if isinstance(chosen.raw, np.ndarray):
         return chosen.raw
     raise UserError(
         f"{chosen.source.path}: data.transforms and data.standardise.input work on one input array, "
-        f"here are {len(chosen.raw)}",
-        hint="store the arrays prepared, and remove both from the spec",
+        f"but there are {len(chosen.raw)}",
+        hint="prepare the arrays before storing them, and remove both keys from the spec",
     )

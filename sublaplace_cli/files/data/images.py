@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 
 from ...errors import UserError, suggestion
-from .sources import Request, Source, refuse_if_larger
+from .sources import ReadRequest, Source, refuse_if_larger
 
-SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-# A closed list: some of Pillow's other readers start outside programs.
+IMAGE_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+# A fixed list: some of Pillow's other readers start external programs.
 DECODERS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-# Converting these to RGB clips their values without a word.
+# Converting these to RGB clips their values silently.
 DEEP_MODES = ("I", "F")
 
 
-def read_imagefolder(request: Request) -> Source:
+def read_imagefolder(request: ReadRequest) -> Source:
     """RGB images of one size as (N, H, W, 3) uint8, with the class number as target."""
     image_class = _pillow()
     files = image_files(request.path)
@@ -35,17 +35,17 @@ def read_imagefolder(request: Request) -> Source:
 
 
 def image_files(path: Path) -> list[Path]:
-    """All images of all classes: classes in the order of their names, then images in the order of theirs."""
+    """All images, sorted by the name of the class, then by the name of the file."""
     files = [
         file
         for folder in _class_folders(path)
         for file in sorted(folder.iterdir(), key=lambda file: file.name)
-        if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
+        if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".") and file.is_file()
     ]
     if not files:
         raise UserError(
             f"{path} has no images in class folders",
-            hint=f"expected {path.name}/<class>/<image>, with one of {', '.join(sorted(SUFFIXES))}",
+            hint=f"expected {path.name}/<class>/<image>, with one of {', '.join(sorted(IMAGE_SUFFIXES))}",
         )
     return files
 
@@ -55,8 +55,8 @@ def _class_folders(path: Path) -> list[Path]:
     return sorted(folders, key=lambda folder: folder.name)
 
 
-def _class_numbers(request: Request, files: list[Path]) -> np.ndarray:
-    # The training folder numbers the classes: one that is absent elsewhere must not renumber the others.
+def _class_numbers(request: ReadRequest, files: list[Path]) -> np.ndarray:
+    # The training folder defines the class numbers: a class that another folder lacks must not renumber the rest.
     names = [folder.name for folder in _class_folders(request.training_path or request.path)]
     numbers = {name: number for number, name in enumerate(names)}
     for file in files:
@@ -78,7 +78,7 @@ def _pillow() -> Any:
 
 @contextmanager
 def _opened(file: Path, image_class: Any) -> Iterator[Any]:
-    """An image whose header has been read; decoding inside the block is covered by the same errors."""
+    """An image with its header read; errors of decoding inside the block get the same messages."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", image_class.DecompressionBombWarning)
         try:
@@ -91,7 +91,7 @@ def _opened(file: Path, image_class: Any) -> Iterator[Any]:
 
 
 def _common_size(files: list[Path], image_class: Any) -> tuple[int, int]:
-    """Width and height of all images, from their headers alone."""
+    """Width and height of all images, from their headers only."""
     size: tuple[int, int] | None = None
     for file in files:
         with _opened(file, image_class) as image:
@@ -101,7 +101,7 @@ def _common_size(files: list[Path], image_class: Any) -> tuple[int, int]:
             if image.size != size:
                 raise UserError(
                     f"{file} is {image.size[0]}x{image.size[1]}, but {files[0]} is {size[0]}x{size[1]}",
-                    hint="all images need one size: resize them beforehand",
+                    hint="all images need the same size: resize them first",
                 )
     assert size is not None  # image_files gives at least one
     return size

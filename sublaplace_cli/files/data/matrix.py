@@ -1,4 +1,4 @@
-"""A file of numbers outside the data section, such as an oracle's predictions."""
+"""One array from a file outside the data section, such as the predictions of an oracle."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 from ... import catalog
 from ...errors import UserError
 from ..spec.data import ArraysSpec, ColumnsSpec
-from .sources import Request, choose
+from .sources import ReadRequest, choose
 
 
 def read_matrix(path: Path, array: str | None, field: str, memory: int) -> np.ndarray:
-    """One array or column of a csv, npz, npy or safetensors file, checked like data (rows, …)."""
+    """One array or column of a csv, npz, npy or safetensors file, (rows, …), with the checks of data files."""
     format_name = path.suffix.removeprefix(".")
     if format_name not in ("csv", "npz", "npy", "safetensors"):
-        raise UserError(f"{field}: {path} is no .csv, .npz, .npy or .safetensors file")
+        raise UserError(f"{field}: {path} is not a .csv, .npz, .npy or .safetensors file")
     columns = ColumnsSpec(input=[array]) if format_name == "csv" and array is not None else None
     arrays = ArraysSpec(input=array or "f") if format_name in ("npz", "safetensors") else None
     source = catalog.find(catalog.DATA_FORMATS, format_name, "data format")(
-        Request(path, columns, arrays, None, memory)
+        ReadRequest(path, columns, arrays, None, memory)
     )
     chosen = choose(source, None, "predictions", memory)
-    assert isinstance(chosen.raw, np.ndarray), "one array was asked for"
+    assert isinstance(chosen.raw, np.ndarray), "one array was requested"
     return chosen.raw

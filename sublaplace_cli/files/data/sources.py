@@ -1,6 +1,6 @@
-"""One data file as its reader hands it over, and the choice of rows from it.
+"""The records between a data file and a split, and the choice of rows.
 
-A reader is a function `read_…(request: Request) -> Source`; it judges sizes before it takes memory.
+A reader is a function `read_…(request: ReadRequest) -> Source`; it checks sizes before it takes memory.
 """
 
 from __future__ import annotations
@@ -19,60 +19,60 @@ from .transforms import row_chunks
 if TYPE_CHECKING:
     from ..spec.data import ArraysSpec, ColumnsSpec, IndicesSpec, SplitSpec
 
-Inputs = np.ndarray | dict[str, np.ndarray] | tuple[np.ndarray, ...]
+ArrayInputs = np.ndarray | dict[str, np.ndarray] | tuple[np.ndarray, ...]
 
-SHOWN = 3  # how many bad values a message lists
+BAD_VALUES_SHOWN = 3  # per message
 ROW_SLICE = re.compile(r"\s*(-?\d{1,18})?\s*:\s*(-?\d{1,18})?\s*(?::\s*(-?\d{1,18})?\s*)?")
 
 
 @dataclass(frozen=True)
-class Request:
-    """What a reader is asked for."""
+class ReadRequest:
+    """What a reader should read, and how much memory it may take."""
 
     path: Path
     columns: ColumnsSpec | None
     arrays: ArraysSpec | None
-    training_path: Path | None  # set where it is another file than this: only then may the target be absent
+    training_path: Path | None  # only if it is another file: then this one may lack the target
     memory: int
 
 
 @dataclass(frozen=True)
 class Source:
-    """All rows of one file; the labels only serve messages."""
+    """All rows of one file; the column names are only used in messages."""
 
     path: Path
-    inputs: Inputs
+    inputs: ArrayInputs
     targets: np.ndarray | None
     held: int = 0  # bytes of memory taken (0 for a memory map)
     input_columns: tuple[str, ...] | None = None
     target_columns: tuple[str, ...] | None = None
     first_line: int | None = None  # text files: the 1-based line of row 0
-    array: Callable[[str], np.ndarray] | None = None  # any array of the same file by name, where there are some
+    array: Callable[[str], np.ndarray] | None = None  # any array of the file by name, if it has named arrays
 
     def __len__(self) -> int:
         return len(named_arrays(self.inputs)[0][1])
 
-    def place(self, row: int) -> str:
-        """How a message names a row."""
+    def row_label(self, row: int) -> str:
+        """The name of a row in messages."""
         return f"row {row}" if self.first_line is None else f"line {row + self.first_line}"
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The chosen rows of one source, all of them finite."""
+class ChosenRows:
+    """The chosen rows of one source; all values are finite."""
 
     source: Source
     rows: np.ndarray
-    raw: Inputs
+    raw: ArrayInputs
     targets: np.ndarray | None
 
-    def place(self, position: int) -> str:
-        """How a message names the row at this position of the choice."""
-        return self.source.place(int(self.rows[position]))
+    def row_label(self, position: int) -> str:
+        """The name in messages of the row at this position."""
+        return self.source.row_label(int(self.rows[position]))
 
 
-def map_arrays(function: Callable[[np.ndarray], np.ndarray], inputs: Inputs) -> Inputs:
-    """The same structure of inputs with `function` applied to each array."""
+def map_arrays(function: Callable[[np.ndarray], np.ndarray], inputs: ArrayInputs) -> ArrayInputs:
+    """`function` applied to each array of the inputs."""
     if isinstance(inputs, dict):
         return {name: function(array) for name, array in inputs.items()}
     if isinstance(inputs, tuple):
@@ -80,8 +80,8 @@ def map_arrays(function: Callable[[np.ndarray], np.ndarray], inputs: Inputs) -> 
     return function(inputs)
 
 
-def named_arrays(inputs: Inputs) -> list[tuple[str, np.ndarray]]:
-    """The arrays of the inputs with a label for messages (empty where there is only one)."""
+def named_arrays(inputs: ArrayInputs) -> list[tuple[str, np.ndarray]]:
+    """The arrays of the inputs, each with a label for messages (empty if there is only one)."""
     if isinstance(inputs, dict):
         return list(inputs.items())
     if isinstance(inputs, tuple):
@@ -90,16 +90,16 @@ def named_arrays(inputs: Inputs) -> list[tuple[str, np.ndarray]]:
 
 
 def refuse_if_larger(size: int, memory: int, what: str) -> None:
-    """Refuse data that would not fit, before memory is taken."""
+    """Refuse data that does not fit, before memory is taken."""
     if size > memory:
         raise UserError(
-            f"{what} takes {gibibytes(size)}, but only {gibibytes(max(memory, 0))} may be used for it",
+            f"{what} takes {gibibytes(size)}, but only {gibibytes(max(memory, 0))} may be used",
             hint="raise --memory, or store fewer rows, fewer columns or a smaller dtype",
         )
 
 
 def gibibytes(size: int) -> str:
-    """A size for people."""
+    """A size in MiB or GiB."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB"
 
 
@@ -114,13 +114,13 @@ def check_lengths(source: Source) -> None:
         if len(array) != len(parts[0][1]):
             raise UserError(
                 f"{source.path}: {parts[0][0]} has {len(parts[0][1])} rows, {what} has {len(array)}",
-                hint="the first axis of each array is the rows: they must agree",
+                hint="the first axis of each array is the rows: all need the same number",
             )
     if len(source) == 0:
-        raise UserError(f"{source.path} has no rows", hint="give a file with data")
+        raise UserError(f"{source.path} has no rows", hint="use a file with data")
 
 
-def choose(source: Source, spec: SplitSpec | None, name: str, memory: int) -> Chosen:
+def choose(source: Source, spec: SplitSpec | None, name: str, memory: int) -> ChosenRows:
     """The rows of one split, checked for NaN and infinity."""
     rows = choose_rows(spec, source, f"data.splits.{name}")
 
@@ -128,17 +128,17 @@ def choose(source: Source, spec: SplitSpec | None, name: str, memory: int) -> Ch
         return take_rows(array, rows, memory, f"{source.path}: split '{name}'")
 
     targets = None if source.targets is None else take(source.targets)
-    chosen = Chosen(source, rows, map_arrays(take, source.inputs), targets)
+    chosen = ChosenRows(source, rows, map_arrays(take, source.inputs), targets)
     for label, array in named_arrays(chosen.raw):
         what = f"input '{label}'" if label else "input"
-        check_finite(array, what, source.input_columns, chosen.place, source.path)
+        check_finite(array, what, source.input_columns, chosen.row_label, source.path)
     if targets is not None:
-        check_finite(targets, "target", source.target_columns, chosen.place, source.path)
+        check_finite(targets, "target", source.target_columns, chosen.row_label, source.path)
     return chosen
 
 
 def choose_rows(spec: SplitSpec | None, source: Source, field: str) -> np.ndarray:
-    """Row numbers of a split: `rows` or `indices`, then a subsample of `n`, kept in order."""
+    """Row numbers of a split: `rows` or `indices`, then a subsample of `n` in the same order."""
     rows: np.ndarray = np.arange(len(source), dtype=np.int64)
     if spec is None:
         return rows
@@ -153,7 +153,7 @@ def choose_rows(spec: SplitSpec | None, source: Source, field: str) -> np.ndarra
     if len(rows) == 0:
         raise UserError(
             f"{field}: empty split: it selects none of the {len(source)} rows of {source.path}",
-            hint="choose rows that exist",
+            hint="choose rows that are in the file",
         )
     return rows
 
@@ -185,28 +185,28 @@ def _index_rows(spec: IndicesSpec, source: Source, field: str) -> np.ndarray:
     outside = (indices < 0) | (indices >= len(source))
     if outside.any():
         raise UserError(
-            f"{where} holds {indices[outside][0]}, which is no row of the file",
+            f"{where} holds {indices[outside][0]}, which is not a row of the file",
             hint=f"row numbers go from 0 to {len(source) - 1}",
         )
     values, counts = np.unique(indices, return_counts=True)
     if len(values) < len(indices):
-        raise UserError(f"{where} holds row {values[counts > 1][0]} more than once", hint="a split takes a row once")
+        raise UserError(f"{where} holds row {values[counts > 1][0]} more than once", hint="a split uses each row once")
     return indices.astype(np.int64)
 
 
 def _index_vector(indices: np.ndarray, row: int | None, where: str) -> np.ndarray:
     if indices.ndim != (1 if row is None else 2):
-        expected = "1-D, or 2-D with a row: of it named" if row is None else "2-D for a row: of it to be named"
+        expected = "1-D, or 2-D with `row` set" if row is None else "2-D if `row` is set"
         raise UserError(f"{where} has shape {indices.shape}", hint=f"an index array must be {expected}")
     if row is None:
         return indices
     if not 0 <= row < len(indices):
-        raise UserError(f"{where} has {len(indices)} rows, so no row {row}", hint="rows count from 0")
+        raise UserError(f"{where} has {len(indices)} rows, so no row {row}", hint="row numbers start at 0")
     return indices[row]
 
 
 def take_rows(array: np.ndarray, rows: np.ndarray, memory: int, what: str) -> np.ndarray:
-    """The chosen rows: a view where they are consecutive, so that the common case copies nothing."""
+    """The chosen rows: a view if they are consecutive, so that the common case copies nothing."""
     if np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
         return array[rows[0] : rows[0] + len(rows)]
     refuse_if_larger(len(rows) * (array.nbytes // len(array)), memory, f"{what}: the choice of {len(rows)} rows")
@@ -214,9 +214,9 @@ def take_rows(array: np.ndarray, rows: np.ndarray, memory: int, what: str) -> np
 
 
 def check_finite(
-    values: np.ndarray, what: str, columns: tuple[str, ...] | None, place: Callable[[int], str], path: Path
+    values: np.ndarray, what: str, columns: tuple[str, ...] | None, row_label: Callable[[int], str], path: Path
 ) -> None:
-    """Refuse NaN and infinity, naming the first few; chunk by chunk, so that no second copy is made."""
+    """Refuse NaN and infinity and list the first few; works on chunks, to avoid a copy of all values."""
     if values.dtype.kind != "f":
         return
     shown: list[str] = []
@@ -224,11 +224,11 @@ def check_finite(
     for chunk in row_chunks(values):
         bad = ~np.isfinite(chunk)
         total += int(np.count_nonzero(bad))
-        if bad.any() and len(shown) < SHOWN:
-            for position in np.argwhere(bad)[: SHOWN - len(shown)]:
+        if bad.any() and len(shown) < BAD_VALUES_SHOWN:
+            for position in np.argwhere(bad)[: BAD_VALUES_SHOWN - len(shown)]:
                 row, *element = (int(axis) for axis in position)
                 value = chunk[tuple(position)]
-                shown.append(f"{place(start + row)}{_element(element, columns)}: {value}")
+                shown.append(f"{row_label(start + row)}{_element(element, columns)}: {value}")
         start += len(chunk)
     if total:
         raise UserError(

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import UserError
 from .columns import Columns, Picked, pick_columns
-from .sources import Request, Source, refuse_if_larger
+from .sources import ReadRequest, Source, refuse_if_larger
 
 LONGEST_LINE = 16 * 2**20
 MISSING_MARKS = {"", "na", "n/a", "nan", "null", "none", "?", "-"}
@@ -28,7 +28,7 @@ class _Survey:
     quoted: bool
 
 
-def read_csv(request: Request) -> Source:
+def read_csv(request: ReadRequest) -> Source:
     """A comma-separated table of numbers, with or without a header line."""
     survey = _survey(request.path)
     training = None if request.training_path is None else _survey(request.training_path, only_header=True).columns
@@ -55,7 +55,7 @@ def _table_source(
 
 
 def _lines(handle: TextIO, path: Path) -> Iterator[tuple[int, str]]:
-    # A bounded readline: a file without line ends must not be read as one huge line.
+    # A bounded readline: a file without line breaks must not be read as one huge line.
     number = 0
     try:
         while line := handle.readline(LONGEST_LINE):
@@ -77,7 +77,7 @@ def _cells(line: str, number: int, path: Path) -> list[str]:
 
 
 def _survey(path: Path, *, only_header: bool = False) -> _Survey:
-    """Header, width and number of rows, with every line's number of cells checked."""
+    """Header, width and number of rows; checks the number of cells in every line."""
     with path.open(encoding="utf-8-sig") as handle:
         lines = _lines(handle, path)
         _, line = next(lines, (0, ""))
@@ -101,7 +101,7 @@ def _count_rows(lines: Iterator[tuple[int, str]], columns: Columns) -> tuple[int
             blank = blank or number
             continue
         if blank:
-            raise UserError(f"{path}: line {blank} is empty", hint="remove it: rows are counted by line")
+            raise UserError(f"{path}: line {blank} is empty", hint="remove it: each line is a row")
         width = line.count(",") + 1
         if '"' in line:
             quoted, width = True, len(_cells(line, number, path))
@@ -129,7 +129,7 @@ def _parse(path: Path, survey: _Survey, order: list[int]) -> np.ndarray:
                 max_rows=survey.rows,
             )
         except ValueError as error:
-            # numpy's message names neither the column nor the file: look again, slowly, for the cell.
+            # numpy's message names neither the column nor the file: find the cell in a second, slow pass.
             _refuse_bad_cell(path, survey, order)
             raise UserError(f"{path}: {error}", hint="expected numbers in every cell") from None
 
@@ -147,13 +147,13 @@ def _refuse_bad_cell(path: Path, survey: _Survey, order: list[int]) -> None:
                     label = survey.columns.label(position)
                     raise UserError(
                         f"{path}: line {number}, column {label} {found}",
-                        hint="fill or encode it as a number, or leave the column out with data.columns",
+                        hint="fill it or encode it as a number, or exclude the column with data.columns",
                     )
 
 
 def _number(cell: str) -> float | None:
     try:
-        return None if "_" in cell else float(cell)  # Python reads 1_000 as a number, csv files don't mean it
+        return None if "_" in cell else float(cell)  # Python reads 1_000 as a number; in a csv file it is text
     except ValueError:
         return None
 
@@ -161,7 +161,7 @@ def _number(cell: str) -> float | None:
 # --- parquet ---------------------------------------------------------------------------------------------
 
 
-def read_parquet(request: Request) -> Source:
+def read_parquet(request: ReadRequest) -> Source:
     """A parquet table of numbers, read row group by row group."""
     with _open_parquet(request.path) as file:
         columns = _parquet_columns(request.path, file)
@@ -172,7 +172,7 @@ def read_parquet(request: Request) -> Source:
         picked = pick_columns(request.columns, columns, training)
         order = picked.inputs + picked.targets
         _check_parquet_types(file, columns, order)
-        # The table itself, and beside it the stored form of the largest row group while it is converted.
+        # The table, plus the stored form of the largest row group during its conversion.
         groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
         largest = max((group.total_byte_size for group in groups), default=0)
         refuse_if_larger(8 * file.metadata.num_rows * len(order) + largest, request.memory, str(request.path))
@@ -207,7 +207,7 @@ def _check_parquet_types(file: Any, columns: Columns, order: list[int]) -> None:
         if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
             raise UserError(
                 f"{columns.path}: column {columns.label(position)} has type {kind}, expected numbers",
-                hint="encode it as numbers, or leave it out with data.columns",
+                hint="encode it as numbers, or exclude it with data.columns",
             )
 
 
@@ -219,10 +219,10 @@ def _fill_from_groups(file: Any, columns: Columns, order: list[int]) -> np.ndarr
     try:
         for index in range(file.metadata.num_row_groups):
             stop = start + file.metadata.row_group(index).num_rows
-            for place, position in enumerate(order):
-                # By position, not by name: names may be there twice. One by one: pyarrow keeps its own order.
+            for destination, position in enumerate(order):
+                # By position, not by name: names may occur twice. One by one: pyarrow ignores the requested order.
                 column = file.reader.read_row_group(index, column_indices=[position]).column(0)
-                table[start:stop, place] = _without_nulls(column, columns, position, start)
+                table[start:stop, destination] = _without_nulls(column, columns, position, start)
             start = stop
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{columns.path}: not a readable parquet file: {error}", hint="write it again") from None

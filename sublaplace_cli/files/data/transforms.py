@@ -1,6 +1,6 @@
-"""What happens to rows between the file and the model: transforms, standardisation, targets.
+"""The preparation of rows for the model: transforms, standardisation, targets.
 
-Everything here works on chunks of rows, so that uint8 images stay uint8 until a chunk is asked for.
+Everything works on chunks of rows, so that uint8 images stay uint8 until a chunk is used.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from ...catalog import TASKS
 from ...errors import UserError
 
-Step = Callable[[np.ndarray], np.ndarray]
+RowStep = Callable[[np.ndarray], np.ndarray]
 
 CHUNK_BYTES = 16 * 2**20
 LARGEST_LABEL = 2**31 - 1
@@ -22,7 +23,7 @@ LARGEST_LABEL = 2**31 - 1
 
 @dataclass(frozen=True)
 class MeanStd:
-    """Centre and width of a standardisation; both have the shape of one row (or of one target)."""
+    """Mean and std of a standardisation; both have the shape of one row (or of one target)."""
 
     mean: np.ndarray
     std: np.ndarray
@@ -34,7 +35,7 @@ class MeanStd:
 
 @dataclass(frozen=True)
 class Scales:
-    """What the training rows were standardised with, where they were."""
+    """The standardisation of inputs and targets; None where there is none."""
 
     input: MeanStd | None
     target: MeanStd | None
@@ -44,11 +45,11 @@ class Scales:
 class Preparation:
     """Transforms in order, then the input standardisation."""
 
-    steps: tuple[Step, ...] = ()
+    steps: tuple[RowStep, ...] = ()
     scale: MeanStd | None = None
 
     def apply(self, rows: np.ndarray) -> np.ndarray:
-        """The prepared rows: float64 if there is anything to do, else a plain copy in the stored dtype."""
+        """The prepared rows: float64 if any step applies, else a plain copy in the stored dtype."""
         if not self.steps and self.scale is None:
             # A fresh native array: views of files are read-only and may have any strides or byte order.
             return np.array(rows, dtype=rows.dtype.newbyteorder("="), order="C")
@@ -61,7 +62,7 @@ class Preparation:
 
 
 def row_chunks(rows: np.ndarray) -> Iterator[np.ndarray]:
-    """Views of consecutive rows, each about 16 MiB when it is made float64."""
+    """Views of consecutive rows, each about 16 MiB as float64."""
     row_bytes = 8 * max(1, int(np.prod(rows.shape[1:], dtype=np.int64)))
     height = max(1, CHUNK_BYTES // row_bytes)
     for start in range(0, len(rows), height):
@@ -71,9 +72,9 @@ def row_chunks(rows: np.ndarray) -> Iterator[np.ndarray]:
 # --- transforms ------------------------------------------------------------------------------------------
 
 
-def compile_steps(transforms: Iterable[Any], row_shape: tuple[int, ...]) -> tuple[tuple[Step, ...], tuple[int, ...]]:
+def compile_steps(transforms: Iterable[Any], row_shape: tuple[int, ...]) -> tuple[tuple[RowStep, ...], tuple[int, ...]]:
     """The spec's transforms as functions of a chunk of rows, and the shape of one row after them."""
-    steps: list[Step] = []
+    steps: list[RowStep] = []
     shape = row_shape
     for position, transform in enumerate(transforms):
         step, shape = _compile(transform, shape, f"data.transforms[{position}]")
@@ -81,7 +82,7 @@ def compile_steps(transforms: Iterable[Any], row_shape: tuple[int, ...]) -> tupl
     return tuple(steps), shape
 
 
-def _compile(transform: Any, shape: tuple[int, ...], field: str) -> tuple[Step, tuple[int, ...]]:
+def _compile(transform: Any, shape: tuple[int, ...], field: str) -> tuple[RowStep, tuple[int, ...]]:
     if getattr(transform, "scale", None) is not None:
         return _scale_step(transform.scale, shape, field)
     if getattr(transform, "permute", None) is not None:
@@ -91,17 +92,17 @@ def _compile(transform: Any, shape: tuple[int, ...], field: str) -> tuple[Step, 
     raise UserError(f"{field}: unknown transform", hint="available: normalise, permute, scale")
 
 
-def _scale_step(factor: float, shape: tuple[int, ...], field: str) -> tuple[Step, tuple[int, ...]]:
+def _scale_step(factor: float, shape: tuple[int, ...], field: str) -> tuple[RowStep, tuple[int, ...]]:
     if not np.isfinite(factor):
-        raise UserError(f"{field}.scale is {factor}", hint="give a finite number")
+        raise UserError(f"{field}.scale is {factor}", hint="use a finite number")
     return partial(np.multiply, float(factor)), shape
 
 
-def _permute_step(axes: Sequence[int], shape: tuple[int, ...], field: str) -> tuple[Step, tuple[int, ...]]:
+def _permute_step(axes: Sequence[int], shape: tuple[int, ...], field: str) -> tuple[RowStep, tuple[int, ...]]:
     if sorted(axes) != list(range(len(shape))):
         raise UserError(
-            f"{field}.permute is {list(axes)}, but one row has shape {shape} at this point",
-            hint=f"name each of its axes once: 0 to {len(shape) - 1} (the row axis does not count)"
+            f"{field}.permute is {list(axes)}, but one row has shape {shape} before it",
+            hint=f"list each of its axes once: 0 to {len(shape) - 1} (without the axis of the rows)"
             if shape
             else "a row that is a single number has no axes: remove this transform",
         )
@@ -109,12 +110,12 @@ def _permute_step(axes: Sequence[int], shape: tuple[int, ...], field: str) -> tu
     return partial(np.transpose, axes=order), tuple(shape[axis] for axis in axes)
 
 
-def _normalise_step(spec: Any, shape: tuple[int, ...], field: str) -> tuple[Step, tuple[int, ...]]:
+def _normalise_step(spec: Any, shape: tuple[int, ...], field: str) -> tuple[RowStep, tuple[int, ...]]:
     axis = 0 if getattr(spec, "axis", None) is None else spec.axis
     if not -len(shape) <= axis < len(shape):
         raise UserError(
-            f"{field}.normalise.axis is {axis}, but one row has shape {shape} at this point",
-            hint=f"it has {len(shape)} axes (the row axis does not count)",
+            f"{field}.normalise.axis is {axis}, but one row has shape {shape} before it",
+            hint=f"it has {len(shape)} axes (without the axis of the rows)",
         )
     along = [1] * len(shape)
     along[axis] = shape[axis]
@@ -125,7 +126,7 @@ def _normalise_step(spec: Any, shape: tuple[int, ...], field: str) -> tuple[Step
             raise UserError(
                 f"{field}.normalise.{name} has {values.size} values, but axis {axis} of a row of shape "
                 f"{shape} has length {shape[axis]}",
-                hint=f"give one number or {shape[axis]} of them, or another axis",
+                hint=f"use one number, {shape[axis]} numbers, or another axis",
             )
         parts[name] = np.broadcast_to(values.reshape(-1), (shape[axis],)).reshape(along)
     scale = MeanStd(**parts)
@@ -136,8 +137,8 @@ def _normalise_step(spec: Any, shape: tuple[int, ...], field: str) -> tuple[Step
 # --- standardisation -------------------------------------------------------------------------------------
 
 
-def given_scale(spec: Any, shape: tuple[int, ...], field: str) -> MeanStd:
-    """The mean and std written in the spec, for rows of this shape."""
+def fixed_scale(spec: Any, shape: tuple[int, ...], field: str) -> MeanStd:
+    """The mean and std of the spec, for rows of this shape."""
     parts = {}
     for name in ("mean", "std"):
         try:
@@ -146,7 +147,7 @@ def given_scale(spec: Any, shape: tuple[int, ...], field: str) -> MeanStd:
         except ValueError:
             raise UserError(
                 f"{field}.{name} does not fit: one row has shape {shape}",
-                hint="give one number, or as many as the row has elements",
+                hint="use one number, or as many as the row has elements",
             ) from None
     scale = MeanStd(**parts)
     _check_scale(scale, field)
@@ -155,13 +156,13 @@ def given_scale(spec: Any, shape: tuple[int, ...], field: str) -> MeanStd:
 
 def _check_scale(scale: MeanStd, field: str) -> None:
     if not np.isfinite(scale.mean).all():
-        raise UserError(f"{field}.mean has a value that is not finite", hint="give finite numbers")
+        raise UserError(f"{field}.mean has a value that is not finite", hint="use finite numbers")
     if not (np.isfinite(scale.std).all() and (scale.std > 0).all()):
-        raise UserError(f"{field}.std has a value that is not a positive number", hint="give numbers above 0")
+        raise UserError(f"{field}.std has a value that is not a positive number", hint="use numbers above 0")
 
 
-def measured_scale(rows: np.ndarray, steps: tuple[Step, ...] = ()) -> MeanStd:
-    """Mean and population std of each element over these rows after `steps`; a constant one gets std 1."""
+def measured_scale(rows: np.ndarray, steps: tuple[RowStep, ...] = ()) -> MeanStd:
+    """Mean and population std of each element over these rows after `steps`; std 1 where it is constant."""
     transformed = Preparation(steps)
 
     def chunks() -> Iterator[np.ndarray]:
@@ -177,7 +178,7 @@ def measured_scale(rows: np.ndarray, steps: tuple[Step, ...] = ()) -> MeanStd:
     constant = low == high
     # A rounded mean would leave a constant column slightly off zero.
     mean = np.where(constant, low, total / len(rows))
-    # Squares are summed around the mean in a second pass: Σx² − N·mean² cancels for columns far from zero.
+    # A second pass sums squares around the mean: Σx² − N·mean² cancels for columns far from zero.
     squares: Any = 0.0
     for chunk in chunks():
         squares = squares + np.square(chunk - mean).sum(axis=0)
@@ -188,12 +189,12 @@ def measured_scale(rows: np.ndarray, steps: tuple[Step, ...] = ()) -> MeanStd:
 # --- targets ---------------------------------------------------------------------------------------------
 
 
-def regression_targets(values: np.ndarray, where: str) -> np.ndarray:
-    """Targets as (N, T) float64."""
+def measured_targets(values: np.ndarray, where: str) -> np.ndarray:
+    """Targets that are no labels, as (N, C) float64."""
     if values.ndim > 2:
         raise UserError(
             f"{where}: the target has shape {values.shape}",
-            hint="regression needs one row per data row: (N,) or (N, T)",
+            hint="store one target row per data row: (N,) or (N, C)",
         )
     return np.array(values, dtype=np.float64).reshape(len(values), -1)
 
@@ -203,19 +204,20 @@ def class_labels(
     task: str,
     positive_classes: Sequence[int] | None,
     where: str,
-    place: Callable[[int], str],
+    row_label: Callable[[int], str],
 ) -> np.ndarray:
-    """Targets as (N,) int64: 0/1 for binary (after `positive_classes`), 0, 1, … for multiclass."""
+    """Targets as (N,) int64: 0 or 1 for a single logit (after `positive_classes`), else 0, 1, …, C − 1."""
     flat = _one_column(values, task, where)
-    _refuse_labels(flat, flat != np.floor(flat) if flat.dtype.kind == "f" else None, where, place, "a whole number")
-    if task == "binary" and positive_classes is not None:
+    _refuse_labels(flat, flat != np.floor(flat) if flat.dtype.kind == "f" else None, where, row_label, "a whole number")
+    one_logit = TASKS[task].one_logit
+    if one_logit and positive_classes is not None:
         return np.isin(flat, np.asarray(list(positive_classes))).astype(np.int64)
-    if task == "binary":
-        hint = "binary targets are 0 or 1; for more classes use task: multiclass or wrap: binary-logodds"
-        _refuse_labels(flat, (flat != 0) & (flat != 1), where, place, "0 or 1", hint)
+    if one_logit:
+        hint = f"{task} targets are 0 or 1; for more classes use task: multiclass or wrap: binary-logodds"
+        _refuse_labels(flat, (flat != 0) & (flat != 1), where, row_label, "0 or 1", hint)
     else:
-        hint = "multiclass targets are the class numbers 0, 1, …, C−1"
-        _refuse_labels(flat, (flat < 0) | (flat > LARGEST_LABEL), where, place, "a class number", hint)
+        hint = f"{task} targets are the class numbers 0, 1, …, C−1"
+        _refuse_labels(flat, (flat < 0) | (flat > LARGEST_LABEL), where, row_label, "a class number", hint)
     return flat.astype(np.int64)
 
 
@@ -224,7 +226,7 @@ def _one_column(values: np.ndarray, task: str, where: str) -> np.ndarray:
     if flat.ndim != 1:
         raise UserError(
             f"{where}: a {task} target has one column, this one has shape {values.shape}",
-            hint="give the class number of each row (for one-hot rows: numpy.argmax(y, axis=1))",
+            hint="store the class number of each row (for one-hot rows: numpy.argmax(y, axis=1))",
         )
     return flat.astype(np.int64) if flat.dtype.kind == "b" else flat
 
@@ -233,7 +235,7 @@ def _refuse_labels(
     labels: np.ndarray,
     wrong: np.ndarray | None,
     where: str,
-    place: Callable[[int], str],
+    row_label: Callable[[int], str],
     expected: str,
     hint: str = "class labels are whole numbers; for real-valued targets use task: regression",
 ) -> None:
@@ -241,13 +243,13 @@ def _refuse_labels(
         return
     first = int(np.argmax(wrong))
     raise UserError(
-        f"{where}: {place(first)}: the target is {labels[first]}, expected {expected} ({int(wrong.sum())} such rows)",
+        f"{where}: {row_label(first)}: the target is {labels[first]}, expected {expected} (in {int(wrong.sum())} rows)",
         hint=hint,
     )
 
 
 def refuse_one_class(labels: np.ndarray, where: str) -> None:
-    """Training rows of a classifier need at least two classes."""
+    """Refuse training rows of one class only."""
     if len(np.unique(labels)) < 2:
         raise UserError(
             f"{where}: one-class data: all {len(labels)} training targets are {labels[0]}",

@@ -1,8 +1,8 @@
 """A network that runs the graph of a torch.export file node by node.
 
-torch.export.load is not used: it unpickles, evaluates expression strings, looks targets up in the whole torch
-module and generates Python source from names in the file. Here a target is one of those in `aten_operators`
-or the file is refused, and names are only dictionary keys.
+torch.export.load is not used: it unpickles, evaluates expression strings, looks targets up in the whole torch module
+and generates Python source from names in the file. Here a target must be listed in `aten_operators`, and names are only
+dictionary keys.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Ref:
 
 
 class InputDevice:
-    """Where the file fixes a device: use that of the input, so that the network can be moved."""
+    """Replaces a device in the file by that of the input, so that the network can be moved."""
 
 
 @dataclass(frozen=True)
-class Step:
-    """One node: what to call, with which values, the names of its results, and which values it used last."""
+class GraphStep:
+    """One node: the function, its arguments, the names of its results, and the values it is the last to use."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -46,14 +46,14 @@ class Step:
 
 @dataclass(frozen=True)
 class GraphInput:
-    """One tensor that the caller gives; None in `shape` is a free dimension."""
+    """One tensor from the caller; None in `shape` is a free dimension."""
 
     name: str
     shape: tuple[int | None, ...]
 
 
 class AtenGraph(nn.Module):
-    """Parameters and buffers under their exported names, and the steps that turn inputs into the output."""
+    """Parameters and buffers under their exported names, and the steps from the inputs to the output."""
 
     def __init__(
         self,
@@ -61,14 +61,14 @@ class AtenGraph(nn.Module):
         constants: Mapping[str, Any],
         stored: Mapping[str, str],
         inputs: Sequence[GraphInput],
-        steps: Sequence[Step],
+        steps: Sequence[GraphStep],
         output: str,
         unsaved: AbstractSet[str] = frozenset(),
     ) -> None:
         """`tensors` by exported name (`unsaved`: not in the state dict), `stored` graph → exported name."""
         super().__init__()
         linear = _linear_layers(steps, stored, tensors)
-        for name, tensor in tensors.items():  # in the file's order, which named_parameters() then keeps
+        for name, tensor in tensors.items():  # in the order of the file, which named_parameters() keeps
             _register(self, name, tensor, linear, persistent=name not in unsaved)
         self._constants = dict(constants)
         self._stored = [(name, operator.attrgetter(exported)) for name, exported in stored.items()]
@@ -91,15 +91,15 @@ class AtenGraph(nn.Module):
 
     def _checked_inputs(self, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         names = [expected.name for expected in self._inputs]
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        if len(args) + len(kwargs) != len(names) or set(given) != set(names):
+        tensors = {**dict(zip(names, args, strict=False)), **kwargs}
+        if len(args) + len(kwargs) != len(names) or set(tensors) != set(names):
             raise UserError(
                 f"the exported network takes {len(names)} inputs ({', '.join(names)}),"
-                f" found {len(args)} unnamed and {sorted(kwargs)} named ones"
+                f" found {len(args)} without a name and the names {sorted(kwargs)}"
             )
         for expected in self._inputs:
-            _check_shape(expected, given[expected.name])
-        return given
+            _check_shape(expected, tensors[expected.name])
+        return tensors
 
 
 def _check_shape(expected: GraphInput, tensor: Tensor) -> None:
@@ -137,8 +137,10 @@ def references(value: Any) -> Iterator[str]:
             yield from references(item)
 
 
-def _linear_layers(steps: Sequence[Step], stored: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, bool]:
-    """Layer name → has a bias, for each aten.linear that has a weight and bias of its own."""
+def _linear_layers(
+    steps: Sequence[GraphStep], stored: Mapping[str, str], tensors: Mapping[str, Tensor]
+) -> dict[str, bool]:
+    """Layer name → whether it has a bias, for each aten.linear whose weight and bias have no other use."""
     uses = Counter(name for step in steps for name in references((step.args, step.kwargs)))
     owners = Counter(id(tensor) for tensor in tensors.values())
     layers: dict[str, bool] = {}
@@ -161,19 +163,19 @@ def _linear_layers(steps: Sequence[Step], stored: Mapping[str, str], tensors: Ma
     return layers
 
 
-def _through_layer(step: Step, linear: Mapping[str, bool], stored: Mapping[str, str]) -> Step:
+def _through_layer(step: GraphStep, linear: Mapping[str, bool], stored: Mapping[str, str]) -> GraphStep:
     """Call the nn.Linear itself, so that its hooks see inputs and outputs as in any other network."""
     if step.function is not torch.ops.aten.linear.default or not isinstance(step.args[1], Ref):
         return step
     layer = stored.get(step.args[1].name, "").rpartition(".")[0]
     if layer not in linear:
         return step
-    return Step(step.function, step.args[:1], {}, step.results, step.unpack, step.last_use_of, layer)
+    return GraphStep(step.function, step.args[:1], {}, step.results, step.unpack, step.last_use_of, layer)
 
 
 def _empty_linear(bias: bool) -> nn.Linear:
     layer = nn.Linear(1, 1, bias=bias, device="meta")
-    # the exported tensors are registered in their place
+    # the exported tensors are registered under these names
     del layer.weight
     if bias:
         del layer.bias

@@ -1,6 +1,6 @@
-"""The operators that a torch.export file may name: values from values; no files, randomness or raw memory.
+"""The operators that a torch.export file may use: none of them reads files, random numbers or raw memory.
 
-To allow another one: 1. check its schema for these three, 2. check that it runs under vmap, 3. add its name.
+To allow another one: 1. check its schema for these three, 2. check that it runs under vmap, 3. add its name here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from ...errors import UserError
 
 # arithmetic; comparison; activations; layers; reductions; shapes; constants; the checks that export adds
-_NAMES = """
+_ATEN_NAMES = """
     abs add addcdiv addcmul atan2 ceil clamp clamp_max clamp_min clip cos cosh cumsum div divide erf erfc
     exp exp2 expm1 floor floor_divide fmod log log10 log1p log2 logaddexp logit maximum minimum mul multiply
     neg negative pow reciprocal remainder round rsqrt rsub sgn sigmoid sign sin sinh special_expit sqrt
@@ -48,7 +48,7 @@ _NAMES = """
 
     _assert_tensor_metadata _assert_scalar sym_constrain_range sym_constrain_range_for_size
 """
-ATEN = frozenset(_NAMES.split())
+ATEN = frozenset(_ATEN_NAMES.split())
 ARITHMETIC = (
     operator.add,
     operator.sub,
@@ -72,7 +72,7 @@ NUMBERS: dict[str, Callable[..., Any]] = {
     **{f"_operator.{function.__name__}": function for function in (*ARITHMETIC, *LOGIC, operator.not_)},
     **{f"torch.{name}": getattr(torch, name) for name in ("sym_max", "sym_min", "sym_not", "sym_float", "sym_int")},
 }
-# The flag that is true while training; a network exported that way has no fixed output.
+# The flag that is true in training mode; such a network has no fixed output.
 TRAINING_FLAG = {
     "batch_norm": "training",
     "dropout": "train",
@@ -82,7 +82,7 @@ TRAINING_FLAG = {
 
 
 def find_function(target: str) -> Callable[..., Any]:
-    """The operator called `target` in the file, or an error if it is not one of the listed ones."""
+    """The operator called `target` in the file; refuses one that is not listed."""
     if target in NUMBERS:
         return _on_numbers(NUMBERS[target])
     parts = target.split(".")
@@ -91,7 +91,7 @@ def find_function(target: str) -> Callable[..., Any]:
         if packet is not None and parts[4] in packet.overloads() and "out" not in parts[4]:
             return getattr(packet, parts[4])
     raise UserError(
-        f"it uses the operator {target[:80]!r}, which is not among those that are run from a file",
+        f"it uses the operator {target[:80]!r}, which is not allowed in an exported file",
         hint="use build: {import: …} with --allow-code for this network",
     )
 
@@ -102,7 +102,7 @@ def _base_name(name: str) -> str:
 
 def _on_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
     def checked(*values: Any) -> Any:
-        # these functions also repeat strings and join lists, which a forged file could use to fill the memory
+        # these functions can also repeat strings and join lists: a forged file could fill the memory
         if not all(isinstance(value, (int, float)) for value in values):
             raise UserError(f"the exported graph calls {function.__name__} on something that is not a number")
         return function(*values)

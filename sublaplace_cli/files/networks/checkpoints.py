@@ -1,4 +1,4 @@
-"""A checkpoint file → its state dict, without running code and without believing the sizes it claims."""
+"""A checkpoint file → its state dict, without running code and without trusting the sizes it claims."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .pickles import DAMAGE, PickleFacts, inspect_legacy, inspect_zip
 
 USUAL_NAMES = ("state_dict", "model_state_dict", "model", "net", "weights")
 PICKLE_SUFFIXES = (".pt", ".pth", ".ckpt")
-WHAT = "weights (.safetensors, .pt, .pth or .ckpt)"
-RESAVE = "save the weights alone, where the model's code is at hand: torch.save(model.state_dict(), 'weights.pt')"
+WEIGHTS_FILE = "weights (.safetensors, .pt, .pth or .ckpt)"
+RESAVE = "save only the weights, where the model's code is available: torch.save(model.state_dict(), 'weights.pt')"
 
 
 def load_state(
@@ -29,16 +29,16 @@ def load_state(
     memory: int,
 ) -> dict[str, torch.Tensor]:
     """The named CPU tensors in a .safetensors, .pt, .pth or .ckpt file."""
-    size = existing_file(path, WHAT)
+    size = existing_file(path, WEIGHTS_FILE)
     if size > memory:
         raise UserError(
-            f"{path}: holds {binary_size(size)}, more than the memory allowed ({binary_size(memory)})",
+            f"{path}: has {binary_size(size)}, more than the allowed memory ({binary_size(memory)})",
             hint="raise --memory if the machine has it",
         )
     if _format_of(path) == "safetensors":
         if key is not None:
             raise UserError(
-                f"{path}: key '{key}' is given, but a safetensors file is flat",
+                f"{path}: key '{key}' is set, but a safetensors file is flat",
                 hint="remove key: from the spec",
             )
         state = _load_safetensors(path)
@@ -54,7 +54,7 @@ def _format_of(path: Path) -> str:
     by_content = {"zip": "pickle", "legacy": "pickle", "safetensors": "safetensors"}.get(kind)
     if by_content is None:
         found = "a plain pickle, not one of torch.save" if kind == "pickle" else kind
-        raise UserError(f"{path}: is {found}, expected {WHAT}", hint=RESAVE if kind == "pickle" else None)
+        raise UserError(f"{path}: is {found}, expected {WEIGHTS_FILE}", hint=RESAVE if kind == "pickle" else None)
     if by_suffix and by_suffix != by_content:
         right_suffix = ".safetensors" if by_content == "safetensors" else ".pt"
         names = {"safetensors": "a safetensors file", "pickle": "a torch.save file"}
@@ -84,7 +84,7 @@ def _load_pickled(path: Path) -> Any:
 
 
 def _facts_of_zip(path: Path) -> PickleFacts:
-    with open_zip(path, WHAT) as archive:
+    with open_zip(path, WEIGHTS_FILE) as archive:
         members = members_without_root(archive)
         _refuse_other_archives(path, members)
         refuse_tricks(path, archive)
@@ -95,7 +95,7 @@ def _facts_of_zip(path: Path) -> PickleFacts:
         for storage, claimed in facts.storages.items():
             name = members.get(f"data/{storage}")
             found = archive.getinfo(name).file_size if name else 0
-            # torch trusts the claim and would read past the end of a shorter record
+            # torch trusts the claimed size and would read past the end of a shorter record
             if claimed > found:
                 raise UserError(
                     f"{path}: refused, storage {storage} claims {binary_size(claimed)} and has {binary_size(found)}",
@@ -107,16 +107,16 @@ def _facts_of_zip(path: Path) -> PickleFacts:
 def _refuse_other_archives(path: Path, members: Mapping[str, str]) -> None:
     if "constants.pkl" in members or any(name.startswith("code/") for name in members):
         raise UserError(
-            f"{path}: is a TorchScript program (torch.jit.save), expected {WHAT}",
-            hint="save its weights alone: torch.save(torch.jit.load(FILE).state_dict(), 'weights.pt')",
+            f"{path}: is a TorchScript program (torch.jit.save), expected {WEIGHTS_FILE}",
+            hint="save only its weights: torch.save(torch.jit.load(FILE).state_dict(), 'weights.pt')",
         )
     if "models/model.json" in members or "archive_format" in members:
         raise UserError(
-            f"{path}: is an exported program (torch.export), expected {WHAT}",
+            f"{path}: is an exported program (torch.export), expected {WEIGHTS_FILE}",
             hint=f"use it as the model itself: build: {{exported: {path.name}}}",
         )
     if "data.pkl" not in members:
-        raise UserError(f"{path}: is a zip archive without a data.pkl, expected {WHAT}", hint=RESAVE)
+        raise UserError(f"{path}: is a zip archive without a data.pkl, expected {WEIGHTS_FILE}", hint=RESAVE)
 
 
 def _facts_of_legacy(path: Path) -> PickleFacts:
@@ -138,7 +138,7 @@ def _refuse_code(path: Path, facts: PickleFacts) -> None:
     if not wanted:
         return
     listed = ", ".join(wanted[:10]) + (f" ... and {len(wanted) - 10} more" if len(wanted) > 10 else "")
-    raise UserError(f"{path}: needs code to be loaded, which is never run here; it asks for {listed}", hint=RESAVE)
+    raise UserError(f"{path}: loading it would run code, which is refused; it needs {listed}", hint=RESAVE)
 
 
 def _damaged(path: Path, error: BaseException) -> UserError:
@@ -170,28 +170,28 @@ def _find_state(path: Path, content: Any, key: str | None) -> dict[str, torch.Te
     if candidates:
         raise UserError(
             f"{path}: holds tensors under {', '.join(map(repr, candidates))}; which of them are the weights?",
-            hint=f"say so in the spec: weights: {{path: …, key: {candidates[0]}}}",
+            hint=f"choose one in the spec: weights: {{path: …, key: {candidates[0]}}}",
         )
     entries = ", ".join(f"'{name}' ({_describe(value)})" for name, value in list(content.items())[:10])
     raise UserError(
-        f"{path}: no dict of named tensors in it; it has {entries}",
-        hint="name the place with weights.key (a dotted path reaches deeper, as in key: ema.model)",
+        f"{path}: it has no dict of named tensors, only {entries}",
+        hint="set weights.key (a dotted path reaches deeper, as in key: ema.model)",
     )
 
 
 def _at_key(path: Path, content: Any, key: str) -> Any:
     if isinstance(content, Mapping) and key in content:
         return content[key]
-    place = content
+    node = content
     for part in key.split("."):
-        if not isinstance(place, Mapping) or part not in place:
-            known = [str(name) for name in place] if isinstance(place, Mapping) else []
+        if not isinstance(node, Mapping) or part not in node:
+            known = [str(name) for name in node] if isinstance(node, Mapping) else []
             raise UserError(
                 f"{path}: key '{key}': '{part}' is not there",
-                hint=suggestion(part, known[:50]) if known else f"at that place is {_describe(place)}",
+                hint=suggestion(part, known[:50]) if known else f"it is inside {_describe(node)}",
             )
-        place = place[part]
-    return place
+        node = node[part]
+    return node
 
 
 def _describe(value: Any) -> str:
@@ -220,7 +220,7 @@ def _refuse_impossible(path: Path, state: Mapping[str, torch.Tensor], memory: in
         total += size
     if total > memory:
         raise UserError(
-            f"{path}: its tensors need {binary_size(total)}, more than the memory allowed ({binary_size(memory)})",
+            f"{path}: its tensors need {binary_size(total)}, more than the allowed memory ({binary_size(memory)})",
             hint="raise --memory if the machine has it",
         )
 
@@ -233,14 +233,14 @@ def _strip(path: Path, state: dict[str, torch.Tensor], prefix: str | None) -> di
             f"{path}: no key starts with strip_prefix '{prefix}'", hint=f"the keys are {_some(list(state))}"
         )
     whole = prefix if prefix.endswith(".") else f"{prefix}."
-    # 'module' is meant as 'module.' wherever that is how the keys go on
+    # 'module' means 'module.' if keys continue that way
     cut = whole if any(name.startswith(whole) for name in state) else prefix
     return _with_new_names(path, state, {name: name.removeprefix(cut) for name in state}, "strip_prefix")
 
 
 def _rename(path: Path, state: dict[str, torch.Tensor], rename: Mapping[str, str]) -> dict[str, torch.Tensor]:
     new_names = {name: name for name in state}
-    for old, new in sorted(rename.items(), key=lambda item: len(item[0])):  # the longest match has the last word
+    for old, new in sorted(rename.items(), key=lambda item: len(item[0])):  # the longest match wins
         matches = [name for name in state if name == old or (old.endswith(".") and name.startswith(old))]
         if not matches:
             raise UserError(f"{path}: rename '{old}' matches no key", hint=f"the keys are {_some(list(state))}")
@@ -254,7 +254,7 @@ def _with_new_names(
     renamed: dict[str, torch.Tensor] = {}
     for name, tensor in state.items():
         if new_names[name] in renamed:
-            raise UserError(f"{path}: after {option} two keys are called '{new_names[name]}' (one was '{name}')")
+            raise UserError(f"{path}: after {option} two keys have the name '{new_names[name]}' (one was '{name}')")
         renamed[new_names[name]] = tensor
     return renamed
 

@@ -1,4 +1,4 @@
-"""What a file on disk is, judged by its bytes, and zip archives that hide nothing."""
+"""Identifies a file by its bytes, and refuses zip archives with hidden or forged members."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOREIGN = {
 
 
 def existing_file(path: Path, what: str) -> int:
-    """The size of `path` in bytes; an error that says why if it cannot be a file of `what`."""
+    """The size of `path` in bytes; refuses what cannot be a file of `what`."""
     if path.is_dir():
         raise UserError(f"{path}: is a folder, expected {what}")
     if not path.exists():
@@ -64,7 +64,7 @@ def content_kind(path: Path) -> str:
 
 
 def open_zip(path: Path, what: str) -> zipfile.ZipFile:
-    """Open a zip archive to look at its member names; `refuse_tricks` comes before reading from it."""
+    """Open a zip archive for its member names; call `refuse_tricks` before reading a member."""
     try:
         return zipfile.ZipFile(path)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
@@ -75,11 +75,11 @@ def open_zip(path: Path, what: str) -> zipfile.ZipFile:
 
 
 def refuse_tricks(path: Path, archive: zipfile.ZipFile) -> None:
-    """Refuse members that are compressed, overlap, are there twice or claim more than the file holds."""
+    """Refuse members that are compressed, overlap, occur twice or claim more than the size of the file."""
     size = path.stat().st_size
     end = 0
     seen: set[str] = set()
-    # zipfile and torch's own reader must see the same members, so nothing may be before, between or twice.
+    # zipfile and torch's reader must see the same members: no bytes outside of them, no name twice.
     if archive.comment or (archive.infolist() and min(i.header_offset for i in archive.infolist()) != 0):
         raise _suspicious(path, "has bytes before its first or after its last member")
     for info in sorted(archive.infolist(), key=lambda i: i.header_offset):
@@ -88,7 +88,7 @@ def refuse_tricks(path: Path, archive: zipfile.ZipFile) -> None:
         if info.flag_bits & 0x1:
             raise _suspicious(path, f"member '{info.filename}' is encrypted")
         if info.filename in seen:
-            raise _suspicious(path, f"member '{info.filename}' is there twice")
+            raise _suspicious(path, f"member '{info.filename}' occurs twice")
         if info.header_offset < end:
             raise _suspicious(path, f"member '{info.filename}' overlaps another one")
         end = info.header_offset + LOCAL_HEADER_BYTES + info.file_size
@@ -98,11 +98,11 @@ def refuse_tricks(path: Path, archive: zipfile.ZipFile) -> None:
 
 
 def _suspicious(path: Path, reason: str) -> UserError:
-    return UserError(f"{path}: refused, {reason}", hint="save it again with torch itself")
+    return UserError(f"{path}: refused, {reason}", hint="save it again with torch")
 
 
 def members_without_root(archive: zipfile.ZipFile) -> dict[str, str]:
-    """Member name without the archive's own top folder → full name in the zip."""
+    """Member name without the top folder of the archive → full name in the zip."""
     names = archive.namelist()
     roots = {name.split("/", 1)[0] for name in names}
     if len(roots) != 1:
@@ -111,7 +111,7 @@ def members_without_root(archive: zipfile.ZipFile) -> dict[str, str]:
 
 
 def binary_size(count: int) -> str:
-    """A byte count for people: 12.3 MiB."""
+    """A number of bytes as text, such as 12.3 MiB."""
     amount = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1024:

@@ -1,4 +1,4 @@
-"""A torch.export file (.pt2) → a network; only JSON and raw tensor bytes are read: nothing in it can run."""
+"""A torch.export file (.pt2) → a network. Only JSON and raw tensor bytes are read: nothing in the file can run."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from ...errors import UserError
 from .aten_graph import AtenGraph
 from .containers import binary_size, content_kind, existing_file, members_without_root, open_zip, refuse_tricks
-from .exported_graph import DTYPES, free_early, graph_inputs, graph_steps, single_output, size
+from .exported_graph import SCALAR_TYPES, free_early, graph_inputs, graph_steps, single_output, size
 
-WHAT = "a torch.export file (.pt2)"
+EXPORTED_FILE = "a torch.export file (.pt2)"
 REEXPORT = "save it again with torch.export.save of torch 2.10 or later"
 SCHEMA_MAJOR = 8
 GRAPH, WEIGHTS, CONSTANTS = "models/model.json", "data/weights/", "data/constants/"
-# sample inputs (a pickle) and extra files may be there; they are never opened
+# sample inputs (a pickle) and extra files are allowed, but never opened
 MEMBERS = re.compile(
     r"models/model\.json|data/weights/(weight_\d+|model_weights_config\.json)|archive_(format|version)|byteorder|version"
     r"|data/constants/(tensor_\d+|model_constants_config\.json)|data/sample_inputs/.*|extra/.*|\.data/.*|\.[a-z_]+"
@@ -30,17 +30,17 @@ MEMBERS = re.compile(
 
 
 def load_exported(path: Path, *, memory: int) -> nn.Module:
-    """The network in a .pt2 file, its parameters under their exported names."""
-    stored = existing_file(path, WHAT)
+    """The network of a .pt2 file; its parameters have their exported names."""
+    stored = existing_file(path, EXPORTED_FILE)
     if stored > memory:
         raise UserError(
-            f"{path}: holds {binary_size(stored)}, more than the memory allowed ({binary_size(memory)})",
+            f"{path}: has {binary_size(stored)}, more than the allowed memory ({binary_size(memory)})",
             hint="raise --memory if the machine has it",
         )
     kind = content_kind(path)
     if kind != "zip":
-        raise UserError(f"{path}: is {'a ' + kind + ' file' if kind.isalpha() else kind}, expected {WHAT}")
-    with open_zip(path, WHAT) as archive:
+        raise UserError(f"{path}: is {'a ' + kind + ' file' if kind.isalpha() else kind}, expected {EXPORTED_FILE}")
+    with open_zip(path, EXPORTED_FILE) as archive:
         refuse_tricks(path, archive)
         members = members_without_root(archive)
         _refuse_other_members(path, archive, members)
@@ -48,24 +48,24 @@ def load_exported(path: Path, *, memory: int) -> nn.Module:
             return _network(path, archive, members)
         except UserError as error:
             raise UserError(f"{path}: {error.message.removeprefix(f'{path}: ')}", hint=error.hint) from error
-        # what reading a wrong JSON structure can raise
+        # raised by JSON that does not have the expected form
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError, RuntimeError) as error:
             raise UserError(
-                f"{path}: its content is not as torch.export writes it ({type(error).__name__}: {str(error)[:120]})",
+                f"{path}: its content is not what torch.export writes ({type(error).__name__}: {str(error)[:120]})",
                 hint=REEXPORT,
             ) from error
 
 
 def _refuse_other_members(path: Path, archive: zipfile.ZipFile, members: Mapping[str, str]) -> None:
     if "constants.pkl" in members or "data.pkl" in members:
-        raise UserError(f"{path}: is a torch.save or TorchScript file, expected {WHAT}")
+        raise UserError(f"{path}: is a torch.save or TorchScript file, expected {EXPORTED_FILE}")
     if "serialized_exported_program.json" in members or f"{WEIGHTS}model.pt" in members:
-        raise UserError(f"{path}: is a torch.export file of an older format, which holds pickles", hint=REEXPORT)
+        raise UserError(f"{path}: is a torch.export file of an older format, which contains pickles", hint=REEXPORT)
     strange = [name for name in members if not MEMBERS.fullmatch(name)]
     if strange:
-        raise UserError(f"{path}: has the unknown member '{strange[0]}', expected {WHAT}", hint=REEXPORT)
+        raise UserError(f"{path}: has the unknown member '{strange[0]}', expected {EXPORTED_FILE}", hint=REEXPORT)
     if GRAPH not in members:
-        raise UserError(f"{path}: has no {GRAPH}, expected {WHAT}", hint=REEXPORT)
+        raise UserError(f"{path}: has no {GRAPH}, expected {EXPORTED_FILE}", hint=REEXPORT)
     if "byteorder" in members and archive.read(members["byteorder"]) != b"little":
         raise UserError(f"{path}: was written on a big-endian machine, expected little-endian", hint=REEXPORT)
 
@@ -106,7 +106,7 @@ def _read_tensors(
 
 def _tensor(name: str, data: bytes, entry: Mapping[str, Any]) -> Tensor:
     meta = entry["tensor_meta"]
-    dtype = DTYPES[meta["dtype"]]
+    dtype = SCALAR_TYPES[meta["dtype"]]
     if dtype in (torch.float16, torch.bfloat16):
         raise UserError(f"stores '{name}' as {dtype}, expected float32 or float64", hint="export model.float()")
     shape, strides = [size(s) for s in meta["sizes"]], [size(s) for s in meta["strides"]]

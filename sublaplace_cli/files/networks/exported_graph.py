@@ -1,4 +1,4 @@
-"""The JSON graph of a torch.export file → checked steps for `models.aten_graph`."""
+"""The JSON graph of a torch.export file → checked steps for `aten_graph`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...errors import UserError
-from .aten_graph import GraphInput, InputDevice, Ref, Step, references
+from .aten_graph import GraphInput, GraphStep, InputDevice, Ref, references
 from .aten_operators import TRAINING_FLAG, find_function
 
 DYNAMIC = (
@@ -17,7 +17,7 @@ DYNAMIC = (
     " where x has two or more rows"
 )
 # The numbers of torch._export.serde.schema.ScalarType
-DTYPES = {
+SCALAR_TYPES = {
     1: torch.uint8,
     2: torch.int8,
     3: torch.int16,
@@ -44,7 +44,7 @@ PLAIN: dict[str, tuple[type, ...]] = {
 def graph_inputs(
     specs: list[dict[str, Any]], metas: Mapping[str, Any]
 ) -> tuple[dict[str, str], dict[str, Any], list[GraphInput]]:
-    """Graph name → exported name of what is stored, constants by graph name, and the caller's inputs."""
+    """Stored tensors (graph name → exported name), constants by graph name, and the caller's inputs."""
     stored: dict[str, str] = {}
     constants: dict[str, Any] = {}
     inputs: list[GraphInput] = []
@@ -73,7 +73,7 @@ def _input_shape(name: str, sizes: list[dict[str, Any]]) -> tuple[int | None, ..
 
 
 def single_output(specs: list[dict[str, Any]]) -> str:
-    """The graph name of the one tensor that comes out."""
+    """The graph name of the one output tensor."""
     if any("user_output" not in spec for spec in specs):
         raise UserError("changes its buffers while it runs", hint="call model.eval() before exporting it")
     if len(specs) != 1 or "as_tensor" not in specs[0]["user_output"]["arg"]:
@@ -81,8 +81,8 @@ def single_output(specs: list[dict[str, Any]]) -> str:
     return _text(specs[0]["user_output"]["arg"]["as_tensor"]["name"])
 
 
-def graph_steps(nodes: list[dict[str, Any]], known: set[str], stored: set[str]) -> list[Step]:
-    """The nodes as steps; `known` are the names that exist before the first one."""
+def graph_steps(nodes: list[dict[str, Any]], known: set[str], stored: set[str]) -> list[GraphStep]:
+    """The nodes as steps; `known` are the names defined before the first one."""
     known = set(known)
     steps = []
     for node in nodes:
@@ -97,7 +97,7 @@ def graph_steps(nodes: list[dict[str, Any]], known: set[str], stored: set[str]) 
             if result in known:
                 raise UserError(f"uses the name {result[:40]!r} twice")
             known.add(result)
-        steps.append(Step(function, args, kwargs, results, unpack))
+        steps.append(GraphStep(function, args, kwargs, results, unpack))
     return steps
 
 
@@ -126,7 +126,7 @@ def _results(outputs: list[dict[str, Any]]) -> tuple[tuple[str, ...], bool]:
         elif kind in ("as_sym_int", "as_sym_float", "as_sym_bool"):
             names.append(_text(content["as_name"]))
         elif kind == "as_none":
-            names.append("")  # nothing comes out, or nobody needs it
+            names.append("")  # no result, or an unused one
         else:
             raise UserError(f"has a node with an output of kind '{kind}', which is not supported")
     return tuple(names) or ("",), several
@@ -153,7 +153,7 @@ def _argument(argument: dict[str, Any], known: set[str]) -> Any:
     if kind in ("as_sym_ints", "as_sym_floats", "as_sym_bools"):
         return [_symbolic(item, known) for item in value]
     if kind == "as_scalar_type":
-        return DTYPES[value]
+        return SCALAR_TYPES[value]
     if kind == "as_memory_format":
         return MEMORY_FORMATS[value]
     if kind == "as_device":
@@ -176,7 +176,7 @@ def _symbolic(value: dict[str, Any], known: set[str]) -> Any:
 
 def _known(name: Any, known: set[str]) -> Ref:
     if name not in known:
-        raise UserError(f"uses the value {str(name)[:40]!r} before it is there")
+        raise UserError(f"uses the value {str(name)[:40]!r} before it is defined")
     return Ref(name)
 
 
@@ -186,14 +186,14 @@ def _text(value: Any) -> str:
     return value
 
 
-def free_early(steps: list[Step], output: str, kept: set[str]) -> list[Step]:
-    """Let each step forget the values that no later one needs."""
-    needed = {output, *kept}
-    freed: list[Step] = []
+def free_early(steps: list[GraphStep], output: str, stored: set[str]) -> list[GraphStep]:
+    """Let each step release the values that no later step needs."""
+    needed = {output, *stored}
+    freed: list[GraphStep] = []
     for step in reversed(steps):
         touched = {*references((step.args, step.kwargs)), *step.results}
         freed.append(
-            Step(
+            GraphStep(
                 step.function,
                 step.args,
                 step.kwargs,
@@ -207,7 +207,7 @@ def free_early(steps: list[Step], output: str, kept: set[str]) -> list[Step]:
 
 
 def size(value: Mapping[str, Any]) -> int:
-    """A whole number ≥ 0 of the file."""
+    """A whole number ≥ 0 in the file."""
     number = value["as_int"]
     if type(number) is not int or number < 0:
         raise ValueError(f"size {number!r}")

@@ -1,11 +1,11 @@
-"""The spec's model → an nn.Module with its weights, in eval mode on the CPU."""
+"""A model of the spec → an nn.Module with its weights, in eval mode on the CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import nn
@@ -23,45 +23,55 @@ if TYPE_CHECKING:
     from ..spec.models import BuildSpec, WeightsSpec, WrapSpec
 
 
+class NetworkPart(Protocol):
+    """The part of a spec that describes a network, such as `model`."""
+
+    @property
+    def build(self) -> BuildSpec: ...
+    @property
+    def weights(self) -> WeightsSpec | None: ...
+    @property
+    def wrap(self) -> WrapSpec | None: ...
+
+
+@dataclass(frozen=True)
+class NetworkSource:
+    """What all networks of a spec are loaded with."""
+
+    resolve: Callable[[str, str], Path]  # (value, field of the spec) → path
+    allow_code: Sequence[str]  # packages whose code may run
+    spec_folder: Path
+    memory: int  # bytes
+
+
 @dataclass(frozen=True)
 class Network:
-    """A network that is ready to run, and every file whose bytes define it."""
+    """A network that is ready to run, and all files that define it."""
 
     module: nn.Module
     files: tuple[Path, ...]
 
 
-def load_network(
-    build: BuildSpec,
-    weights: WeightsSpec | None,
-    wrap: WrapSpec | None,
-    *,
-    resolve: Callable[[str, str], Path],
-    field: str,
-    allow_code: Sequence[str],
-    spec_folder: Path,
-    memory: int,
-    weights_path: Path | None = None,
-) -> Network:
-    """Build the network, put its weights in (`weights_path` replaces weights.path), wrap it if asked."""
-    checkpoint = weights_path
+def load_network(part: NetworkPart, source: NetworkSource, *, field: str, weights_path: Path | None = None) -> Network:
+    """Build the network, load its weights (`weights_path` replaces weights.path), wrap it if the spec says so."""
+    checkpoint, weights = weights_path, part.weights
     if checkpoint is None and weights is not None:
-        checkpoint = resolve(weights.path, f"{field}.weights.path")
-    state = None if checkpoint is None else _read_state(checkpoint, weights, memory)
+        checkpoint = source.resolve(weights.path, f"{field}.weights.path")
+    state = None if checkpoint is None else _read_state(checkpoint, weights, source.memory)
 
-    module, files = _build(build, state is not None, resolve, field, allow_code, spec_folder, memory)
+    module, files = _build(part.build, source, field, has_weights=state is not None)
     if state is not None and checkpoint is not None:
         strict = True if weights is None else weights.strict
         fitting = checked_weights(module, state, path=checkpoint, field=field, strict=strict)
         if _is_meta(module):
-            # the sizes are known to be sane now; building once more gives the buffers their defaults
-            module = _on_cpu(build)
+            # the sizes are known to be valid now; a second build gives the buffers their defaults
+            module = _on_cpu(part.build)
         put_weights(module, fitting)
         files = (*files, checkpoint)
     module = _as_floats(module).eval()
-    if wrap is not None:
-        outputs = _last_width(module) if build.arch is not None else None
-        add_binary_logodds(module, wrap.binary_logodds.classes, outputs)
+    if part.wrap is not None:
+        outputs = _last_width(module) if part.build.arch is not None else None
+        add_binary_logodds(module, part.wrap.binary_logodds.classes, outputs)
     return Network(module, files)
 
 
@@ -72,25 +82,20 @@ def _read_state(path: Path, weights: WeightsSpec | None, memory: int) -> dict[st
 
 
 def _build(
-    build: BuildSpec,
-    has_weights: bool,
-    resolve: Callable[[str, str], Path],
-    field: str,
-    allow_code: Sequence[str],
-    spec_folder: Path,
-    memory: int,
+    build: BuildSpec, source: NetworkSource, field: str, *, has_weights: bool
 ) -> tuple[nn.Module, tuple[Path, ...]]:
     if build.exported is not None:
-        path = resolve(build.exported, f"{field}.build.exported")
-        return load_exported(path, memory=memory), (path,)
+        path = source.resolve(build.exported, f"{field}.build.exported")
+        return load_exported(path, memory=source.memory), (path,)
     if build.import_ is not None:
-        return build_imported(build.import_, build.args, field=field, allow_code=allow_code, spec_folder=spec_folder)
+        import_field = f"{field}.build.import"
+        return build_imported(build.import_, build.args, import_field, source.allow_code, source.spec_folder)
     if not has_weights:
         raise UserError(
-            f"{field}.weights: missing; build.arch gives the shape of a network, not its values",
-            hint="add weights: {path: model.safetensors} or give --checkpoint FILE",
+            f"{field}.weights: missing; build.arch defines the shape of a network, not its values",
+            hint="add weights: {path: model.safetensors} or use --checkpoint FILE",
         )
-    return _on_meta(build, field, memory), ()
+    return _on_meta(build, field, source.memory), ()
 
 
 def _on_meta(build: BuildSpec, field: str, memory: int) -> nn.Module:
@@ -103,7 +108,7 @@ def _on_meta(build: BuildSpec, field: str, memory: int) -> nn.Module:
     needed = sum(tensor.numel() * tensor.element_size() for tensor in module.parameters())
     if needed > memory:
         raise UserError(
-            f"{field}.build.args: a network of {binary_size(needed)}, more than the memory allowed"
+            f"{field}.build.args: a network of {binary_size(needed)}, more than the allowed memory"
             f" ({binary_size(memory)})",
             hint="check the widths, or raise --memory if the machine has it",
         )
@@ -111,7 +116,7 @@ def _on_meta(build: BuildSpec, field: str, memory: int) -> nn.Module:
 
 
 def _on_cpu(build: BuildSpec) -> nn.Module:
-    # the random initial values are overwritten at once and must not move the caller's random numbers
+    # the random initial values are overwritten: they must not advance the caller's random numbers
     with torch.random.fork_rng(devices=[]):
         return catalog.find(catalog.ARCHITECTURES, str(build.arch), "architecture")(**build.args)
 

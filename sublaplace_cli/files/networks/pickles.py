@@ -1,4 +1,4 @@
-"""Looks into a torch pickle without running it: the globals it names, the sizes its storages claim."""
+"""Inspects a torch pickle without running it: the globals it names, the sizes its storages claim."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ ITEM_BYTES = {
     "UntypedStorage": 1,
 }
 
-# Only for the message: whether a global may be used is decided by torch.load(weights_only=True).
+# Only for the message: torch.load(weights_only=True) decides whether a global may be used.
 HARMLESS = {"collections.OrderedDict", "collections.Counter", "torch.nn.parameter.Parameter", "torch.Size"}
 HARMLESS |= {"torch.device", "torch.Tensor"}
-DTYPES = {"float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"}
+TORCH_DTYPES = {"float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"}
 
-# What a damaged pickle can raise, from the opcodes on; anything else would be a bug of ours.
+# The exceptions that a damaged pickle can cause; any other one would be our bug.
 DAMAGE = (
     pickle.UnpicklingError,
     EOFError,
@@ -50,7 +50,7 @@ DAMAGE = (
 
 @dataclass
 class PickleFacts:
-    """Globals by their full name, and the bytes that each storage key claims."""
+    """The full names of the globals, and the bytes that each storage key claims."""
 
     globals: set[str] = field(default_factory=set)
     storages: dict[str, int] = field(default_factory=dict)
@@ -63,12 +63,12 @@ class PickleFacts:
 def _harmless(name: str) -> bool:
     module, _, attribute = name.rpartition(".")
     if module == "torch":
-        return name in HARMLESS or attribute in ITEM_BYTES or attribute in DTYPES
+        return name in HARMLESS or attribute in ITEM_BYTES or attribute in TORCH_DTYPES
     return name in HARMLESS or (module == "torch._utils" and attribute.startswith("_rebuild_"))
 
 
 class _Inert(dict[Any, Any]):
-    """Stands for any class or function of the pickle: takes everything, does nothing."""
+    """Replaces any class or function of the pickle: accepts everything, does nothing."""
 
     origin = ""
     __hash__ = object.__hash__  # type: ignore[assignment]
@@ -92,7 +92,7 @@ class _Inert(dict[Any, Any]):
         pass
 
 
-# The pure Python unpickler: its memo is a dict, where the C one allocates up to any index in the file.
+# The pure Python unpickler: its memo is a dict, while the C one allocates up to any index in the file.
 class _Inspector(pickle._Unpickler):
     dispatch: ClassVar[dict[int, Any]] = {
         # bytearray8 allocates before it reads; extension codes bypass find_class.
@@ -111,7 +111,7 @@ class _Inspector(pickle._Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         if isinstance(pid, tuple) and len(pid) > 1 and pid[0] == "module":
-            return pid[1]  # a pickled module's class beside its source; find_class has noted it
+            return pid[1]  # a pickled module's class and its source; find_class has recorded it
         if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] != "storage":
             raise pickle.UnpicklingError(f"unknown persistent id {str(pid)[:80]}")
         storage_type = getattr(pid[1], "origin", "").rpartition(".")[2]
@@ -133,7 +133,7 @@ def inspect_zip(archive: zipfile.ZipFile, member: str) -> PickleFacts:
 
 
 def inspect_legacy(path: Path) -> PickleFacts:
-    """The facts of a torch file of before 1.6: magic number, protocol, system, object, storage keys."""
+    """The facts of a torch file from before 1.6: magic number, protocol, system, object, storage keys."""
     facts = PickleFacts()
     with path.open("rb") as file:
         for _ in range(5):

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 from ...errors import UserError
 
-# What DataParallel, torch.compile and training frameworks put before each name.
+# Added to each name by DataParallel, torch.compile and training frameworks.
 COMMON_PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.", "backbone.")
 HALF = (torch.float16, torch.bfloat16)
-SHOWN = 10
+NAMES_SHOWN = 10
 
 
 def checked_weights(
     module: nn.Module, state: Mapping[str, Tensor], *, path: Path, field: str, strict: bool
 ) -> dict[str, Tensor]:
-    """The tensors of `state` under the module's own names; one error that lists all that does not fit."""
+    """The tensors of `state` under the module's names; one error lists everything that does not fit."""
     expected = module.state_dict()
     state = _without_prefix(state, expected)
     found = {name: tensor for name, tensor in state.items() if name in expected}
@@ -42,7 +42,7 @@ def checked_weights(
 
 
 def put_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy checked weights in; requires_grad and ties stay, a float64 file makes the network float64."""
+    """Copy checked weights in; keeps requires_grad and ties; a float64 file makes the network float64."""
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     if any(weights[name].dtype == torch.float64 for name in parameters & set(weights)):
         module.double()
@@ -52,7 +52,7 @@ def put_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def _without_prefix(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Drop prefixes common to all keys, one after the other, as far as that makes more names fit."""
+    """Drop prefixes common to all keys, one after the other, while that makes more names fit."""
     best, best_fit = state, sum(name in expected for name in state)
     current: Mapping[str, Tensor] = state
     while best_fit < len(expected) and current:
@@ -68,14 +68,14 @@ def _without_prefix(state: Mapping[str, Tensor], expected: Mapping[str, Tensor])
 
 def _missing(module: nn.Module, found: Mapping[str, Tensor], strict: bool) -> list[str]:
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    # a tied parameter is given if it is there under one of its names
-    given = {id(parameter) for name, parameter in parameters.items() if name in found}
+    # a tied parameter needs only one of its names
+    present = {id(parameter) for name, parameter in parameters.items() if name in found}
     missing = []
     for name in module.state_dict():
         if name in found or name.endswith("num_batches_tracked"):
             continue
         if name in parameters:
-            optional = id(parameters[name]) in given or not (strict or parameters[name].requires_grad)
+            optional = id(parameters[name]) in present or not (strict or parameters[name].requires_grad)
         else:
             optional = not strict
         if not optional:
@@ -99,8 +99,8 @@ def _check_values(path: Path, name: str, tensor: Tensor, expected: Tensor) -> No
 def _listing(title: str, names: list[str], detail: Callable[[str], str]) -> str:
     if not names:
         return ""
-    rest = f" ... and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"  {title}: " + ", ".join(f"{name} {detail(name)}" for name in names[:SHOWN]) + rest
+    rest = f" ... and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return f"  {title}: " + ", ".join(f"{name} {detail(name)}" for name in names[:NAMES_SHOWN]) + rest
 
 
 def _shape(tensor: Tensor) -> str:
@@ -114,7 +114,7 @@ def _hint(
     unexpected: list[str],
     wrong: list[str],
 ) -> str:
-    prefix = _shared_prefix(state, expected)
+    prefix = _fitting_prefix(state, expected)
     if prefix:
         return f"some keys would fit without '{prefix}': weights: {{…, strip_prefix: {prefix}}}"
     if missing and unexpected:
@@ -123,10 +123,10 @@ def _hint(
         return "check the widths, depth and number of outputs in build.args"
     if missing:
         return "check depth and layers in build.args; weights.key picks another part of the file"
-    return "check depth and layers in build.args; weights: {…, strict: false} ignores what is too much"
+    return "check depth and layers in build.args; weights: {…, strict: false} ignores unexpected keys"
 
 
-def _shared_prefix(state: Iterable[str], expected: Mapping[str, Tensor]) -> str | None:
+def _fitting_prefix(state: Iterable[str], expected: Mapping[str, Tensor]) -> str | None:
     for name in state:
         for position in [i for i, letter in enumerate(name) if letter == "."]:
             if name[position + 1 :] in expected and name not in expected:

@@ -1,0 +1,6 @@
+"""`sublaplace.yaml` → typed, frozen records, with every problem of the file reported at once.
+
+`loading` finds and loads the file, `yaml_marks` parses the YAML and marks the line and column of every value, `models`
+lists the keys (`data` those of the data section, `gate` the limits on metrics), and `values` checks single values.
+No torch and no numpy here: a wrong spec is refused before they are imported.
+"""

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from ...catalog import DATA_FORMATS
 from ...errors import suggestion
 from .values import (
-    Columns,
+    ColumnNames,
     Finding,
     Index,
     Numbers,
@@ -45,8 +45,8 @@ _ROWS = matching(
 class ColumnsSpec(Part):
     """Which columns of a table are the target and the input."""
 
-    target: Columns | None = None
-    input: Columns = "rest"
+    target: ColumnNames | None = None
+    input: ColumnNames = "rest"
 
 
 def _array_names(value: object) -> object:
@@ -64,32 +64,32 @@ class ArraysSpec(Part):
     target: Text | None = None
 
 
-def _check_lengths(given: Mapping[str, Any]) -> Iterator[Finding]:
-    mean, std = given.get("mean"), given.get("std")
+def _check_lengths(raw: Mapping[str, Any]) -> Iterator[Finding]:
+    mean, std = raw.get("mean"), raw.get("std")
     if isinstance(mean, list) and isinstance(std, list) and len(mean) != len(std):
-        yield Finding((), f"mean has {len(mean)} items, std has {len(std)}; expected as many")
+        yield Finding((), f"mean has {len(mean)} items, std has {len(std)}; expected the same number")
 
 
-class MeanStd(Part):
+class FixedMeanStd(Part):
     """Fixed numbers to standardise with."""
 
     mean: Numbers
     std: Annotated[float | list[float], by_hand(one_or_list(positive))]
 
     @classmethod
-    def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
-        yield from _check_lengths(given)
+    def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
+        yield from _check_lengths(raw)
 
 
 def _standardise(value: object) -> object:
-    if isinstance(value, (Mapping, MeanStd)):
-        return MeanStd.model_validate(value)
+    if isinstance(value, (Mapping, FixedMeanStd)):
+        return FixedMeanStd.model_validate(value)
     if value in ("none", "from-train"):
         return value
     raise refuse(wrong("'none', 'from-train' or {mean: ..., std: ...}", value))
 
 
-Standardise = Annotated[Literal["none", "from-train"] | MeanStd, by_hand(_standardise)]
+Standardise = Annotated[Literal["none", "from-train"] | FixedMeanStd, by_hand(_standardise)]
 
 
 class StandardiseSpec(Part):
@@ -124,15 +124,15 @@ def _nonzero(value: object) -> float:
 
 
 class Moments(Part):
-    """What is subtracted and divided by, along one axis of a row."""
+    """The mean to subtract and the std to divide by, along one axis of a row."""
 
     mean: Numbers
     std: Annotated[float | list[float], by_hand(one_or_list(_nonzero))]
     axis: int = 0
 
     @classmethod
-    def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
-        yield from _check_lengths(given)
+    def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
+        yield from _check_lengths(raw)
 
 
 class Normalise(Part):
@@ -175,12 +175,12 @@ class SplitSpec(Part):
     arrays: ArraysSpec | None = None
 
     @classmethod
-    def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
-        if given.get("rows") is not None and given.get("indices") is not None:
+    def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
+        if raw.get("rows") is not None and raw.get("indices") is not None:
             yield Finding(("indices",), "expected either rows or indices, got both", at_key=True)
-        others = sorted(key for key in given if key != "same_as" and key in cls.model_fields)
-        if given.get("same_as") is not None and others:
-            yield Finding(("same_as",), f"same_as stands alone; remove {', '.join(others)}", at_key=True)
+        others = sorted(key for key in raw if key != "same_as" and key in cls.model_fields)
+        if raw.get("same_as") is not None and others:
+            yield Finding(("same_as",), f"same_as excludes other keys; remove {', '.join(others)}", at_key=True)
 
 
 class SplitsSpec(Part):
@@ -192,13 +192,13 @@ class SplitsSpec(Part):
     validation: SplitSpec | None = None
 
     @classmethod
-    def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
-        source = {name: mapping(split).get("same_as") for name, split in given.items()}
+    def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
+        source = {name: mapping(split).get("same_as") for name, split in raw.items()}
         source = {name: other for name, other in source.items() if isinstance(other, str)}
         in_known_cycle: set[object] = set()
         for name, other in source.items():
-            # without an entry of its own, train is all rows
-            if other in ("test", "reference", "validation") and given.get(str(other)) is None:
+            # train needs no entry: it defaults to all rows
+            if other in ("test", "reference", "validation") and raw.get(str(other)) is None:
                 yield Finding((name, "same_as"), f"there is no split '{other}'")
             chain: list[object] = [name]
             while other in source and other not in chain:
@@ -207,11 +207,11 @@ class SplitsSpec(Part):
             if other == name and name not in in_known_cycle:
                 in_known_cycle.update(chain)
                 circle = " -> ".join(str(split) for split in (*chain, name))
-                yield Finding((name, "same_as"), f"the splits go round in a circle: {circle}")
+                yield Finding((name, "same_as"), f"same_as leads in a circle: {circle}")
 
 
 class DataSpec(Part):
-    """Where the rows are and how they are read."""
+    """Which files hold the rows, and how they are read."""
 
     format: Annotated[str, one_of(DATA_FORMATS)]
     path: Text | None = None
@@ -222,25 +222,25 @@ class DataSpec(Part):
     splits: SplitsSpec | None = None
 
     @classmethod
-    def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
-        splits = {name: mapping(split) for name, split in mapping(given.get("splits")).items() if split is not None}
-        yield from cls._format_rules(given, splits)
+    def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
+        splits = {name: mapping(split) for name, split in mapping(raw.get("splits")).items() if split is not None}
+        yield from cls._format_rules(raw, splits)
         without = [name for name, split in splits.items() if not (split.get("path") or split.get("same_as"))]
-        if given.get("path") is None and (without or not splits):
-            reason = f" (split '{without[0]}' has no path of its own)" if without else ""
+        if raw.get("path") is None and (without or not splits):
+            reason = f" (split '{without[0]}' has no path)" if without else ""
             yield Finding(("path",), f"this key is required, but missing{reason}")
 
     @classmethod
-    def _format_rules(cls, given: Mapping[str, Any], splits: Mapping[str, Any]) -> Iterator[Finding]:
-        places: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
+    def _format_rules(cls, raw: Mapping[str, Any], splits: Mapping[str, Any]) -> Iterator[Finding]:
+        restricted: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
             (("columns",), TABLE_FORMATS),
             (("arrays",), ARRAY_FORMATS),
             *((("splits", name, "arrays"), ARRAY_FORMATS) for name in splits),
             *((("splits", name, "indices"), ARRAY_FORMATS) for name in splits),
         ]
-        form = given.get("format")
-        for place, formats in places:
-            holder = given if len(place) == 1 else splits[place[1]]
-            if form in tuple(DATA_FORMATS) and form not in formats and holder.get(place[-1]) is not None:
-                fitting = " and ".join(name for name in formats)
-                yield Finding(place, f"only for the formats {fitting}, but format is {form}", at_key=True)
+        form = raw.get("format")
+        for location, formats in restricted:
+            section = raw if len(location) == 1 else splits[location[1]]
+            if form in tuple(DATA_FORMATS) and form not in formats and section.get(location[-1]) is not None:
+                listed = " and ".join(formats)
+                yield Finding(location, f"only for the formats {listed}, but format is {form}", at_key=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-from ...catalog import METRICS
 from ...errors import suggestion
 from ...results.limits import Limit, regression_amount
+from ...results.metric_table import METRICS
 from .values import Finding, Part, by_hand, is_number, number, refuse, refused, wrong
 
 
@@ -20,31 +20,31 @@ def _regression(value: object) -> object:
 
 
 class MetricLimits(Part):
-    """What one metric must hold, in every row."""
+    """The limits of one metric, which every row must meet."""
 
     min: Annotated[float, by_hand(number)] | None = None
     max: Annotated[float, by_hand(number)] | None = None
     max_regression: Annotated[float | str, by_hand(_regression)] | None = None
 
     @classmethod
-    def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
-        if not given:
+    def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
+        if not raw:
             yield Finding((), "expected min, max or max_regression")
-        low, high = given.get("min"), given.get("max")
+        low, high = raw.get("min"), raw.get("max")
         if is_number(low) and is_number(high) and number(low) > number(high):
-            yield Finding(("min",), f"{low} is more than max {high}: no value could hold both")
+            yield Finding(("min",), f"{low} is more than max {high}: no value can meet both")
 
 
 def check_gate(value: object) -> object:
-    """The names of the metrics, before their limits are looked at."""
+    """Check the names of the metrics, before their limits are checked."""
     if not isinstance(value, Mapping):
         raise refuse(wrong("a mapping such as {w2: {max: 0.02}}", value))
     findings = []
     for name, limits in value.items():
         if name not in METRICS:
             findings.append(Finding((name,), f"unknown metric; {suggestion(str(name), METRICS)}", at_key=True))
-        elif METRICS[name] is None and isinstance(limits, Mapping) and "max_regression" in limits:
-            findings.append(Finding((name,), "it has no better direction: give min and max, not max_regression"))
+        elif METRICS[name].better is None and isinstance(limits, Mapping) and "max_regression" in limits:
+            findings.append(Finding((name,), "it has no better direction: use min and max, not max_regression"))
     if findings:
         raise refused(*findings)
     return value

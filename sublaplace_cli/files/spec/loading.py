@@ -1,6 +1,6 @@
 """Finding and loading `sublaplace.yaml`: every problem at once, each with its file, line and column.
 
-Imports no torch and no numpy, so that a wrong spec is answered at once.
+Imports no torch and no numpy, so that a wrong spec is refused at once.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .values import Finding, findings_of, wrong
 from .yaml_marks import Location, Mark, MarkedYaml, YamlProblem, mark_at, read_marked
 
 SPEC_NAME = "sublaplace.yaml"
-MAX_BYTES = 2**20
+MAX_SPEC_BYTES = 2**20
 
 
 class SpecError(UserError):
-    """All that is wrong with a spec: one `file:line:column: field: message` a line."""
+    """All problems of a spec, one `file:line:column: field: message` per line."""
 
     def __init__(self, problems: tuple[str, ...]) -> None:
         super().__init__("\n".join(problems))
@@ -32,7 +32,7 @@ class SpecError(UserError):
 
 @dataclass(frozen=True)
 class LoadedSpec:
-    """A valid spec, and where it came from."""
+    """A valid spec and the file it came from."""
 
     spec: Spec
     path: Path
@@ -42,20 +42,20 @@ class LoadedSpec:
     marks: Mapping[str, Mark] = field(default_factory=dict, repr=False, compare=False)  # by dotted field
 
     def resolve(self, value: str, field: str, allow_outside: bool) -> Path:
-        """The path that the spec's `value` means: relative to its folder, and inside unless allowed."""
+        """The path of `value`, relative to the spec's folder; it must be inside unless `allow_outside`."""
         path = self.folder / value
         try:
             inside = path.resolve().is_relative_to(self.folder.resolve())
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name too long, a NUL
-            raise UserError(f"{self._place(field)}: cannot follow the path {_printable(value)}: {error}") from None
+            raise UserError(f"{self._prefix(field)}: cannot follow the path {_printable(value)}: {error}") from None
         if not (inside or allow_outside):
             raise UserError(
-                f"{self._place(field)}: the path {_printable(value)} leads out of the folder {self.folder}",
-                hint="move the file into that folder, or permit it with --allow-outside",
+                f"{self._prefix(field)}: the path {_printable(value)} leads out of the folder {self.folder}",
+                hint="move the file into that folder, or allow it with --allow-outside",
             )
         return path
 
-    def _place(self, field: str) -> str:
+    def _prefix(self, field: str) -> str:
         mark = self.marks.get(field)
         where = "" if mark is None else f":{mark.line}:{mark.column}"
         return f"{_printable(str(self.path))}{where}: {field}"
@@ -69,7 +69,7 @@ def find_spec(start: Path) -> Path:
             return candidate / SPEC_NAME
     raise UserError(
         f"no {SPEC_NAME} in {_printable(str(folder))} or any folder above it",
-        hint="name one with --spec FILE, or start in the folder of one",
+        hint="give one with --spec FILE, or run in the folder of one",
     )
 
 
@@ -94,14 +94,14 @@ def load_spec(path: Path) -> LoadedSpec:
 def _read(path: Path) -> bytes:
     try:
         with open(path, "rb") as file:
-            content = file.read(MAX_BYTES + 1)
+            content = file.read(MAX_SPEC_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise UserError(
             f"cannot read the spec {_printable(str(path))}: {reason}",
-            hint=f"expected a YAML file; name one with --spec FILE (default: the nearest {SPEC_NAME})",
+            hint=f"expected a YAML file; give one with --spec FILE (default: the nearest {SPEC_NAME})",
         ) from None
-    if len(content) > MAX_BYTES:
+    if len(content) > MAX_SPEC_BYTES:
         problem = YamlProblem(Mark(1, 1), (), "the file is larger than 1 MiB; a spec is a short text")
         raise SpecError((_line(path, problem),))
     return content
@@ -125,13 +125,13 @@ def _validate(marked: MarkedYaml) -> tuple[Spec | None, list[YamlProblem]]:
     try:
         return Spec.model_validate(marked.value, by_alias=True, by_name=False), marked.problems
     except ValidationError as error:
-        return None, [*marked.problems, *_placed(findings_of(error), marked)]
+        return None, [*marked.problems, *_with_marks(findings_of(error), marked)]
 
 
-def _placed(findings: list[Finding], marked: MarkedYaml) -> Iterator[YamlProblem]:
+def _with_marks(findings: list[Finding], marked: MarkedYaml) -> Iterator[YamlProblem]:
     unreadable = {p.location for p in marked.problems if marked.values.get(p.location) == p.mark}
     for location, message, at_key in findings:
-        # a value that could not be read is reported as such; what it was replaced by does not matter
+        # a value that could not be read has been reported: ignore what the models say about its replacement
         if not any(location[: len(start)] == start for start in unreadable):
             mark = marked.keys[location] if at_key else _nearest(location, marked.values)
             yield YamlProblem(mark, location, message)
@@ -145,8 +145,8 @@ def _nearest(location: Location, marks: Mapping[Location, Mark]) -> Mark:
 
 def _line(path: Path, problem: YamlProblem) -> str:
     subject = f"{_dotted(problem.location)}: " if problem.location else ""
-    place = f"{_printable(str(path))}:{problem.mark.line}:{problem.mark.column}"
-    return f"{place}: {subject}{problem.message}"
+    position = f"{_printable(str(path))}:{problem.mark.line}:{problem.mark.column}"
+    return f"{position}: {subject}{problem.message}"
 
 
 def _dotted(location: Location) -> str:

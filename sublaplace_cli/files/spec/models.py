@@ -1,23 +1,23 @@
 """The spec as typed, frozen records: one model per mapping of `sublaplace.yaml`.
 
-A model lists its keys; `rules` yields what is wrong between them. To add a key: add the field here, a line to
-the rules if it depends on another key, and a case to `tests/files/test_spec.py`.
+A model lists its keys; `rules` yields the problems between them. To add a key: add the field here, a line to the rules
+if it depends on another key, and a case to `tests/files/spec`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from ...catalog import ARCHITECTURES
+from ...catalog import ARCHITECTURES, TASKS
 from .data import (
     ArraysSpec,
     ColumnsSpec,
     DataSpec,
+    FixedMeanStd,
     IndicesSpec,
-    MeanStd,
     Moments,
     Normalise,
     Permute,
@@ -51,9 +51,9 @@ __all__ = [
     "BuildSpec",
     "ColumnsSpec",
     "DataSpec",
+    "FixedMeanStd",
     "IndicesSpec",
     "LogOdds",
-    "MeanStd",
     "ModelSpec",
     "Moments",
     "NoiseFrom",
@@ -66,13 +66,13 @@ __all__ = [
     "SplitSpec",
     "SplitsSpec",
     "StandardiseSpec",
-    "Task",
     "Transform",
     "WeightsSpec",
     "WrapSpec",
 ]
 
-Task = Literal["regression", "binary", "multiclass"]
+_ONE_LOGIT_TASKS = " or ".join(name for name, task in TASKS.items() if task.one_logit)
+_MEASURED_TASKS = " or ".join(name for name, task in TASKS.items() if not task.labels)
 _DOTTED = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 _IMPORT = matching(f"{_DOTTED}:{_DOTTED}", "a text like 'package.module:function'")
 
@@ -81,7 +81,7 @@ _IMPORT = matching(f"{_DOTTED}:{_DOTTED}", "a text like 'package.module:function
 
 
 class BuildSpec(Part):
-    """How the network is made: a built-in architecture, a function of the user's, or an exported file."""
+    """How the network is built: a built-in architecture, the user's function, or an exported file."""
 
     arch: Annotated[str, one_of(ARCHITECTURES)] | None = None
     import_: Annotated[str, _IMPORT] | None = Field(default=None, alias="import")
@@ -89,13 +89,13 @@ class BuildSpec(Part):
     args: dict[str, Any] = Field(default_factory=dict)
 
     @classmethod
-    def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
-        sources = [key for key in ("arch", "import", "exported") if given.get(key) is not None]
-        misspelt = given.keys() - set(cls.keys().values())
+    def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
+        sources = [key for key in ("arch", "import", "exported") if raw.get(key) is not None]
+        misspelt = raw.keys() - set(cls.keys().values())
         if len(sources) > 1 or not (sources or misspelt):
             got = " and ".join(sources) or "none of them"
             yield Finding((), f"expected exactly one of arch, import and exported, got {got}")
-        if "exported" in sources and given.get("args"):
+        if "exported" in sources and raw.get("args"):
             yield Finding(("args",), "an exported model takes no args", at_key=True)
 
 
@@ -116,7 +116,7 @@ class LogOdds(Part):
 
 
 class WrapSpec(Part):
-    """What is put around the network."""
+    """A function of the network's outputs that replaces them."""
 
     binary_logodds: LogOdds = Field(alias="binary-logodds")
 
@@ -132,14 +132,14 @@ class ModelSpec(Part):
     wrap: Wrap = None
 
     @classmethod
-    def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
-        yield from _weights_rule(given)
+    def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
+        yield from _weights_rule(raw)
 
 
-def _weights_rule(given: Mapping[str, Any]) -> Iterator[Finding]:
-    # without a build there is nothing to judge by: that it is missing is said already
-    build = mapping(given.get("build"))
-    if given.get("weights") is None and build and build.get("exported") is None:
+def _weights_rule(raw: Mapping[str, Any]) -> Iterator[Finding]:
+    # a missing build is reported elsewhere
+    build = mapping(raw.get("build"))
+    if raw.get("weights") is None and build and build.get("exported") is None:
         yield Finding(("weights",), "this key is required, but missing (only build: {exported: ...} needs none)")
 
 
@@ -157,7 +157,7 @@ def _positive_or_marglik(value: object) -> object:
 
 
 class Tune(Part):
-    """The prior precision by the predictions on other rows."""
+    """The prior precision that predicts the rows of another split best."""
 
     tune: Annotated[Literal["nll"], one_of(["nll"])]
     split: Annotated[Literal["validation"], one_of(["validation"])] = "validation"
@@ -196,7 +196,7 @@ class PosteriorSpec(Part):
 
 
 class OracleSpec(Part):
-    """The truth that coverage is measured against: another model, or its stored predictions."""
+    """What coverage is measured against: another model, or its stored predictions."""
 
     weights: WeightsSpec | None = None
     build: BuildSpec | None = None
@@ -204,23 +204,23 @@ class OracleSpec(Part):
     predictions: Text | None = None
     array: Text | None = None
 
-    @property
-    def wrap_given(self) -> bool:
-        """Whether the spec says anything about the wrap; if not, it is the model's."""
-        return "wrap" in self.model_fields_set
+    def as_model(self, model: ModelSpec) -> ModelSpec:
+        """The oracle's network; its build and its wrap are those of `model` unless the spec names others."""
+        wrap = self.wrap if "wrap" in self.model_fields_set else model.wrap
+        return model.model_copy(update={"build": self.build or model.build, "weights": self.weights, "wrap": wrap})
 
     @classmethod
-    def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
-        model_keys = [key for key in ("weights", "build", "wrap") if key in given]
-        predicted = given.get("predictions") is not None
+    def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
+        model_keys = [key for key in ("weights", "build", "wrap") if key in raw]
+        predicted = raw.get("predictions") is not None
         if predicted and model_keys:
             yield Finding((), f"expected either a model or predictions, got predictions and {model_keys[0]}")
-        elif not predicted and given.get("array") is not None:
+        elif not predicted and raw.get("array") is not None:
             yield Finding(("array",), "only together with predictions", at_key=True)
-        elif not (predicted or model_keys or given.keys() - cls.model_fields.keys()):
+        elif not (predicted or model_keys or raw.keys() - cls.model_fields.keys()):
             yield Finding((), "expected weights or predictions")
-        elif model_keys and given.get("weights") is None:
-            yield from _weights_rule({"build": {"arch": None}, **given})
+        elif model_keys and raw.get("weights") is None:
+            yield from _weights_rule({"build": {"arch": None}, **raw})
 
 
 class EnsembleSpec(Part):
@@ -229,17 +229,17 @@ class EnsembleSpec(Part):
     checkpoints: Annotated[list[Text], Distinct]
 
     @classmethod
-    def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
-        named = given.get("checkpoints")
+    def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
+        named = raw.get("checkpoints")
         if isinstance(named, (list, tuple)) and len(named) < 2:
-            yield Finding(("checkpoints",), "expected at least two checkpoints: one has no spread")
+            yield Finding(("checkpoints",), "expected at least two checkpoints: one has no variance")
 
 
 class Spec(Part):
-    """The whole of `sublaplace.yaml`."""
+    """All of `sublaplace.yaml`."""
 
     version: Annotated[Literal[1], one_of([1])]
-    task: Annotated[Task, one_of(get_args(Task))]
+    task: Annotated[str, one_of(TASKS)]
     model: ModelSpec
     data: DataSpec
     posterior: PosteriorSpec = PosteriorSpec()
@@ -248,20 +248,22 @@ class Spec(Part):
     gate: Annotated[dict[str, MetricLimits], BeforeValidator(check_gate)] | None = None
 
     @classmethod
-    def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
-        task = given.get("task")
+    def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
+        task = raw.get("task")
+        known = TASKS.get(task) if isinstance(task, str) else None
         for name in ("model", "oracle"):
-            if task in ("regression", "multiclass") and mapping(mapping(given.get(name)).get("wrap")):
-                yield Finding((name, "wrap"), f"needs task binary, but task is {task}", at_key=True)
-        data, posterior = mapping(given.get("data")), mapping(given.get("posterior"))
+            if known is not None and not known.one_logit and mapping(mapping(raw.get(name)).get("wrap")):
+                yield Finding((name, "wrap"), f"needs task {_ONE_LOGIT_TASKS}, but task is {task}", at_key=True)
+        data, posterior = mapping(raw.get("data")), mapping(raw.get("posterior"))
         noise = posterior.get("noise_variance", "auto")
         tuned = "tune" in mapping(posterior.get("prior_precision"))
         if tuned and mapping(data.get("splits")).get("validation") is None:
             yield Finding(("posterior", "prior_precision"), "tune needs a split 'validation' in data.splits")
-        if task in ("binary", "multiclass"):
+        if known is not None and known.labels:
+            message = f"only for task {_MEASURED_TASKS}, but task is {task}"
             if mapping(data.get("standardise")).get("target", "none") != "none":
-                yield Finding(("data", "standardise", "target"), f"only for task regression, but task is {task}")
+                yield Finding(("data", "standardise", "target"), message)
             if is_number(noise) or mapping(noise) or noise == "marglik":
-                yield Finding(("posterior", "noise_variance"), f"only for task regression, but task is {task}")
+                yield Finding(("posterior", "noise_variance"), message)
         elif mapping(noise).get("from") == "test" and mapping(data.get("splits")).get("test") is None:
             yield Finding(("posterior", "noise_variance", "from"), "there is no split 'test'")

@@ -1,7 +1,7 @@
-"""What the models of the spec are made of: `Part`, their base, and the kinds of single values.
+"""`Part`, the base of all models of the spec, and the checks of single values.
 
-pydantic's own union and literal errors say several things about one mistake, so choices are checked by hand
-here, and every message is put into plain words before it leaves a `Part`.
+pydantic reports one mistake in a union or a literal several times. So choices are checked by hand here, and every
+message is rewritten in plain words before it leaves a `Part`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _EXPECTED = {
 
 
 class Finding(NamedTuple):
-    """One problem: where below the value at hand, in what words, and whether the key itself is wrong."""
+    """One problem: its location below the current value, the message, and whether the key itself is wrong."""
 
     location: tuple[str | int, ...]
     message: str
@@ -63,8 +63,8 @@ class Part(BaseModel):
     )
 
     @classmethod
-    def rules(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
-        """What is wrong between the fields; `given` is raw, so any of it may be of the wrong type."""
+    def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
+        """The problems between the fields; `raw` is not validated, so any value may be of the wrong type."""
         yield from ()
 
     @classmethod
@@ -84,7 +84,7 @@ class Part(BaseModel):
         if isinstance(raw, Mapping):
             key_of = cls.keys()
             findings += cls.rules({key_of.get(str(name), str(name)): value for name, value in raw.items()})
-            # that a misspelt key is missing is said already, by the suggestion for it
+            # a misspelt key has its own message with a suggestion: do not report it as missing too
             misspelt = _meant(findings, set(key_of.values())) - raw.keys()
             findings = [found for found in findings if not misspelt.intersection(found.location[:1])]
         if findings:
@@ -93,14 +93,14 @@ class Part(BaseModel):
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """`value` as a raw mapping, empty where it is none, so that rules can look into anything."""
+    """`value` as a raw mapping, empty if it is not a mapping, so that rules can read any value."""
     if isinstance(value, Part):
         return value.model_dump(by_alias=True, exclude_unset=True)
     return value if isinstance(value, Mapping) else {}
 
 
 def refused(*findings: Finding) -> ValidationError:
-    """The findings as the one exception that pydantic places below the enclosing fields."""
+    """The findings as one exception; pydantic puts the enclosing fields before their locations."""
     details = [
         InitErrorDetails(
             type=PydanticCustomError("key" if at_key else "value", "{message}", {"message": message}),
@@ -118,7 +118,7 @@ def refuse(message: str, *location: str | int) -> ValidationError:
 
 
 def findings_of(error: ValidationError) -> list[Finding]:
-    """The findings inside an error that came through a `Part`."""
+    """The findings of an error that a `Part` raised."""
     return [Finding(d["loc"], d["ctx"]["message"], d["type"] == "key") for d in error.errors()]
 
 
@@ -181,7 +181,7 @@ def number(value: object) -> float:
 
 
 def by_hand(check: Callable[[Any], Any]) -> WrapValidator:
-    """`check` instead of pydantic's own validation; the annotated type still says how it is dumped."""
+    """`check` instead of pydantic's own validation; values are still dumped as the annotated type."""
     return WrapValidator(lambda value, _: check(value))
 
 
@@ -213,11 +213,11 @@ def one_of(options: Iterable[str | int]) -> WrapValidator:
     return by_hand(check)
 
 
-def matching(pattern: str, expected: str) -> WrapValidator:
-    """Accepts a text of the given form."""
+def matching(regex: str, expected: str) -> WrapValidator:
+    """Accepts a text that matches `regex`."""
 
     def check(value: object) -> object:
-        if isinstance(value, str) and re.fullmatch(pattern, value, re.ASCII):
+        if isinstance(value, str) and re.fullmatch(regex, value, re.ASCII):
             return value
         raise refuse(wrong(expected, value))
 
@@ -238,14 +238,14 @@ def one_or_list(item: Callable[[object], Any]) -> Callable[[object], Any]:
 
 
 def each(item: Callable[[object], Any], entries: Iterable[tuple[str | int, object]]) -> list[Any]:
-    """All items checked, and what is wrong with any of them reported at its own place."""
+    """All items checked; the problems of all of them are raised together, each at its own location."""
     findings: list[Finding] = []
     checked = []
-    for place, value in entries:
+    for key, value in entries:
         try:
             checked.append(item(value))
         except ValidationError as error:
-            findings += [found._replace(location=(place, *found.location)) for found in findings_of(error)]
+            findings += [found._replace(location=(key, *found.location)) for found in findings_of(error)]
     if findings:
         raise refused(*findings)
     return checked
@@ -282,5 +282,5 @@ def _distinct(values: list[int]) -> list[int]:
 Index = Annotated[int, Field(ge=0)]
 Text = Annotated[str, by_hand(text)]
 Numbers = Annotated[float | list[float], by_hand(one_or_list(number))]
-Columns = Annotated[str | int | list[str | int], by_hand(one_or_list(column))]
+ColumnNames = Annotated[str | int | list[str | int], by_hand(one_or_list(column))]
 Distinct = AfterValidator(_distinct)

@@ -1,6 +1,6 @@
 """YAML text → plain values, and the line and column of every key and value.
 
-Works on PyYAML's events, not on its constructors: no tag can run code, no alias can blow up, and plain
+Works on PyYAML's events, not on its constructors: no tag can run code, no alias can expand without bound, and plain
 scalars follow the YAML 1.2 core rules (`1e3` is a number; `yes`, `0:353` and dates are text).
 """
 
@@ -15,7 +15,7 @@ import yaml
 
 Location = tuple[str | int, ...]  # keys and list positions from the top down to a value
 
-MAX_DEPTH = 32
+MAX_YAML_DEPTH = 32
 _INT = re.compile(r"[-+]?[0-9]+")
 _BASED_INT = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -25,19 +25,19 @@ _WORDS = {
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
-_INT_DIGITS = 18  # fits a machine integer; what is longer is no row, seed or size and becomes a float
-_NO_TEXT = re.compile("[\0\ud800-\udfff]")  # cannot be part of a path, nor be printed
+_INT_DIGITS = 18  # fits a machine integer; a longer number is no row, seed or size and becomes a float
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")  # cannot be part of a path or be printed
 
 
 class Mark(NamedTuple):
-    """A place in the file, both counted from 1."""
+    """A position in the file; both numbers start at 1."""
 
     line: int
     column: int
 
 
 class YamlProblem(NamedTuple):
-    """What is wrong with the YAML itself; `location` is empty where no value is concerned."""
+    """A problem of the YAML itself; `location` is empty if it concerns no value."""
 
     mark: Mark
     location: Location
@@ -46,7 +46,7 @@ class YamlProblem(NamedTuple):
 
 @dataclass
 class MarkedYaml:
-    """The values, their places and what was wrong; without `complete` there is no value to look at."""
+    """The values, their marks and the problems; without `complete` there is no value."""
 
     value: object = None
     complete: bool = False
@@ -56,7 +56,7 @@ class MarkedYaml:
 
 
 class _Unreadable(Exception):
-    """Nothing after this place can be understood."""
+    """Nothing after this mark can be parsed."""
 
     def __init__(self, mark: Mark, message: str) -> None:
         super().__init__(message)
@@ -65,10 +65,10 @@ class _Unreadable(Exception):
 
 
 def read_marked(text: str) -> MarkedYaml:
-    """The one YAML document in `text`; what is wrong with it is listed, never raised."""
+    """The one YAML document in `text`; its problems are listed, never raised."""
     marked = MarkedYaml()
     try:
-        marked.value = _Builder(text, marked).document()
+        marked.value = _YamlBuilder(text, marked).document()
         marked.complete = True
     except _Unreadable as stop:
         marked.problems.append(YamlProblem(stop.mark, (), stop.message))
@@ -81,7 +81,7 @@ def mark_at(text: str, index: int) -> Mark:
     return Mark(before.count("\n") + 1, index - (before.rfind("\n") + 1) + 1)
 
 
-class _Builder:
+class _YamlBuilder:
     def __init__(self, text: str, marked: MarkedYaml) -> None:
         self.text = text
         self.marked = marked
@@ -99,7 +99,7 @@ class _Builder:
         self._next()  # the end of the document
         after = self._next()
         if not isinstance(after, yaml.StreamEndEvent):
-            raise _Unreadable(_mark(after.start_mark), "a second document begins here; expected one only")
+            raise _Unreadable(_mark(after.start_mark), "a second document begins here; expected only one")
         return value
 
     def _next(self) -> yaml.Event:
@@ -114,12 +114,12 @@ class _Builder:
         mark = error.problem_mark or error.context_mark or self.loader.get_mark()
         here = self.text[mark.index : mark.index + 1]
         if here == "\t":
-            return _Unreadable(_mark(mark), "a tab; YAML indents with spaces only")
+            return _Unreadable(_mark(mark), "found a tab; YAML allows only spaces for indentation")
         began = error.context_mark
         if began is not None and self.text[began.index : began.index + 1] == "*":
-            return _Unreadable(_mark(began), 'a text that begins with * must be quoted, as in "*.bias"')
+            return _Unreadable(_mark(began), 'a text that starts with * must be quoted, as in "*.bias"')
         explanation = " ".join(filter(None, (error.context, error.problem)))
-        advice = '; quote a text that holds a colon, as in "353:"' if here == ":" else ""
+        advice = '; quote a text that contains a colon, as in "353:"' if here == ":" else ""
         return _Unreadable(_mark(mark), f"this is not valid YAML: {_one_line(explanation)}{advice}")
 
     def _problem(self, mark: Mark, location: Location, message: str) -> None:
@@ -127,10 +127,10 @@ class _Builder:
 
     def _value(self, event: yaml.Event, location: Location) -> object:
         mark = _mark(event.start_mark)
-        # setdefault: of duplicate keys the first one counts
+        # setdefault: the first of duplicate keys counts
         self.marked.values.setdefault(location, mark)
-        if len(location) > MAX_DEPTH:
-            raise _Unreadable(mark, f"nested deeper than {MAX_DEPTH} levels")
+        if len(location) > MAX_YAML_DEPTH:
+            raise _Unreadable(mark, f"nested deeper than {MAX_YAML_DEPTH} levels")
         if isinstance(event, yaml.AliasEvent):
             self._problem(mark, location, "aliases (*name) are not supported; repeat the value, or quote a text")
             return None
@@ -152,7 +152,7 @@ class _Builder:
             below = (*location, key)
             if key in mapping:
                 first = self.marked.keys[below]
-                self._problem(mark, below, f"duplicate key, first given at line {first.line}")
+                self._problem(mark, below, f"duplicate key, first used at line {first.line}")
             self.marked.keys.setdefault(below, mark)
             value = self._value(self._next(), below)
             mapping.setdefault(key, value)
@@ -161,7 +161,7 @@ class _Builder:
     def _key(self, event: yaml.Event) -> str | None:
         mark = _mark(event.start_mark)
         if not isinstance(event, yaml.ScalarEvent):
-            raise _Unreadable(mark, "expected a text as key; quote a text that begins with *, [ or {")
+            raise _Unreadable(mark, "expected a text as key; quote a text that starts with *, [ or {")
         key = self._scalar(event, ())
         if isinstance(key, str):
             return key
@@ -177,7 +177,7 @@ class _Builder:
     def _scalar(self, event: Any, location: Location) -> object:
         mark, text = _mark(event.start_mark), event.value
         if _NO_TEXT.search(text):
-            raise _Unreadable(mark, "the text holds a character that is not allowed (NUL or half a pair)")
+            raise _Unreadable(mark, "the text has a character that is not allowed (NUL or half a surrogate pair)")
         if not event.implicit[0]:  # quoted, or a block of text
             return text
         if text in _WORDS:

@@ -1,4 +1,4 @@
-"""Rows that arrive a few at a time: pieces of several writes, resumed in their midst, never from spoilt bytes."""
+"""Rows written a few at a time: pieces of several writes, resumed inside a piece, never from damaged bytes."""
 
 import pytest
 import torch
@@ -31,8 +31,9 @@ def test_pieces_hold_several_writes(tmp_path):
     target = writer(tmp_path / "a.safetensors")
     assert target.plans["wide"].rows_per_piece == 3 * STEP
     fill(target, 0, ROWS)
-    target.finish()
+    digest = target.finish()
     found = open_artifact(tmp_path / "a.safetensors", "rows")
+    assert found.digest == digest
     for start in range(0, ROWS, 3):
         for stop in range(start + 1, ROWS + 1, 4):
             for name, tensor in TENSORS.items():
@@ -40,10 +41,10 @@ def test_pieces_hold_several_writes(tmp_path):
 
 
 @pytest.mark.parametrize("done", [2, 6, 8, 20])
-def test_resumes_in_the_midst_of_a_piece(tmp_path, done):
+def test_resumes_inside_a_piece(tmp_path, done):
     whole = writer(tmp_path / "whole.safetensors")
     fill(whole, 0, ROWS)
-    whole.finish()
+    expected = whole.finish()
     first = writer(tmp_path / "a.safetensors")
     fill(first, 0, done)
     first.checkpoint(done)
@@ -52,11 +53,11 @@ def test_resumes_in_the_midst_of_a_piece(tmp_path, done):
     second = writer(tmp_path / "a.safetensors")
     assert second.rows_done == done
     fill(second, done, ROWS)
-    second.finish()
+    assert second.finish() == expected
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
 
 
-def test_spoilt_rows_of_an_open_piece_are_not_gone_on_with(tmp_path):
+def test_damaged_rows_of_an_unfinished_piece_are_not_resumed(tmp_path):
     first = writer(tmp_path / "a.safetensors")
     fill(first, 0, 8)
     first.checkpoint(8)
@@ -67,15 +68,17 @@ def test_spoilt_rows_of_an_open_piece_are_not_gone_on_with(tmp_path):
     assert writer(tmp_path / "a.safetensors").rows_done == 0
 
 
-def test_a_piece_is_read_whole_once_and_then_only_what_is_asked(tmp_path, monkeypatch):
+def test_a_piece_is_read_whole_once_and_then_only_the_rows_needed(tmp_path, monkeypatch):
     target = writer(tmp_path / "a.safetensors")
     fill(target, 0, ROWS)
     target.finish()
     found = open_artifact(tmp_path / "a.safetensors", "rows")
-    asked = []
+    read_ranges = []
     read = type(found)._read
-    monkeypatch.setattr(type(found), "_read", lambda self, name, a, b: asked.append((a, b)) or read(self, name, a, b))
+    monkeypatch.setattr(
+        type(found), "_read", lambda self, name, a, b: read_ranges.append((a, b)) or read(self, name, a, b)
+    )
     found.rows("wide", 7, 8)
     found.rows("wide", 8, 9)
     found.rows("wide", 11, 13)
-    assert asked == [(6, 12), (8, 9), (11, 18)]
+    assert read_ranges == [(6, 12), (8, 9), (11, 18)]

@@ -22,6 +22,7 @@ from sublaplace_cli.errors import UserError
 from sublaplace_cli.files.data import datasets, sources
 from sublaplace_cli.files.data.datasets import Split, data_files, load_splits, require_extra
 from sublaplace_cli.files.spec.data import DataSpec
+from sublaplace_cli.files.spec.models import LogOdds, ModelSpec, Spec, WrapSpec
 
 ENOUGH = 2**28
 RNG = np.random.default_rng(7)
@@ -31,10 +32,13 @@ COLUMNS = {"target": "y"}
 
 
 def load(folder: Path, names: tuple[str, ...] = ("train",), /, *, task: str = "regression", **data: Any) -> Any:
-    options = {key: data.pop(key) for key in ("memory", "positive_classes") if key in data}
-    spec = DataSpec.model_validate(data)
-    options.setdefault("memory", ENOUGH)
-    return load_splits(spec, names, task=task, resolve=lambda value, _: folder / value, **options)
+    memory, classes = data.pop("memory", ENOUGH), data.pop("positive_classes", None)
+    wrap = None if classes is None else WrapSpec(binary_logodds=LogOdds(classes=classes))
+    # not validated as a whole: the data layer must refuse what the spec would refuse first
+    spec = Spec.model_construct(
+        task=task, model=ModelSpec.model_construct(wrap=wrap), data=DataSpec.model_validate(data)
+    )
+    return load_splits(spec, names, lambda value, _: folder / value, memory)
 
 
 def train(folder: Path, **data: Any) -> Split:
@@ -121,10 +125,10 @@ def test_several_input_arrays(folder: Path) -> None:
     by_name = train(folder, format="npz", path="two.npz", arrays={"input": {"left": "a", "right": "b"}})
     assert list(by_name.raw) == ["left", "right"]
     assert whole(by_name)["right"][1:3].shape == (2, 1)
-    by_place = train(folder, format="npz", path="two.npz", arrays={"input": ["b", "a"]})
-    assert isinstance(by_place.raw, tuple)
-    assert whole(by_place)[1].shape == (20, 3)
-    assert "one input array, here are 2" in refusal(
+    by_position = train(folder, format="npz", path="two.npz", arrays={"input": ["b", "a"]})
+    assert isinstance(by_position.raw, tuple)
+    assert whole(by_position)[1].shape == (20, 3)
+    assert "one input array, but there are 2" in refusal(
         folder, format="npz", path="two.npz", arrays={"input": ["a", "b"]}, transforms=[{"scale": 2}]
     )
 
@@ -165,7 +169,7 @@ def test_rows_of_a_split(folder: Path, split: dict[str, Any], expected: list[int
         ({"indices": {"array": "flat", "row": 0}}, "shape (3,)"),
         ({"indices": {"array": "idx", "row": 2}}, "no row 2"),
         ({"indices": {"array": "mask"}}, "dtype bool"),
-        ({"indices": {"array": "far"}}, "holds 20, which is no row"),
+        ({"indices": {"array": "far"}}, "holds 20, which is not a row"),
         ({"indices": {"array": "twice"}}, "row 1 more than once"),
         ({"indices": {"array": "indx"}}, "did you mean 'idx'"),
     ],
@@ -202,7 +206,7 @@ def test_each_file_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     calls: list[Path] = []
     original: Callable[..., Any] = arrays.read_npz
 
-    def counted(request: sources.Request) -> sources.Source:
+    def counted(request: sources.ReadRequest) -> sources.Source:
         calls.append(request.path)
         return original(request)
 
@@ -467,7 +471,7 @@ def write_member(path: Path, content: bytes, **how: Any) -> None:
     ("content", "expected"),
     [
         (npy_bytes("(1000000000000,)", b"12345678"), "declares 8000000000000 bytes"),
-        (npy_bytes("(1,)", b"1234567890"), "but 10 are there"),
+        (npy_bytes("(1,)", b"1234567890"), "but the file has 10"),
         (npy_bytes("(-1,)"), "bad .npy header"),
         (b"not numpy at all", "bad .npy header"),
         (b"\x93NUMPY\x02\x00\xff\xff\xff\xff{", "bad .npy header"),
@@ -495,7 +499,7 @@ def test_damaged_npz(folder: Path) -> None:
         b"": "not a readable npz",
         flipped: "CRC",
         encrypted.getvalue(): "encrypted",
-        (folder / "l.npz").read_bytes(): "numpy does not write",
+        (folder / "l.npz").read_bytes(): "that numpy does not write",
     }
     for content, expected in cases.items():
         (folder / "e.npz").write_bytes(content)
@@ -533,10 +537,10 @@ import resource, sys
 from pathlib import Path
 from sublaplace_cli.errors import UserError
 from sublaplace_cli.files.data.arrays import read_npz
-from sublaplace_cli.files.data.sources import Request
+from sublaplace_cli.files.data.sources import ReadRequest
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
-    read_npz(Request(Path(sys.argv[1]), None, None, None, 2**40))
+    read_npz(ReadRequest(Path(sys.argv[1]), None, None, None, 2**40))
 except UserError as error:
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     sys.exit(0 if "decompression bomb" in str(error) and grown < 64 * 1024 else f"{error} {grown}")

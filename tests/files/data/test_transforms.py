@@ -90,7 +90,7 @@ def test_measured_scale_does_not_depend_on_chunks(n: int, chunk_rows: int, seed:
         found = measured_scale(x)
     np.testing.assert_allclose(found.mean, x.mean(axis=0), rtol=1e-13)
     expected = np.where(x.max(axis=0) == x.min(axis=0), 1.0, x.std(axis=0))
-    # The reference rounds x − mean at 1e6·eps too: 1e-8 of a spread of 3.
+    # The reference rounds x − mean at 1e6·eps too: 1e-8 of a std of 3.
     np.testing.assert_allclose(found.std, expected, rtol=1e-8)
     assert np.all(found.apply(x)[:, 0, 0] == 0)
 
@@ -104,13 +104,13 @@ def test_measured_scale_is_that_after_the_steps() -> None:
     np.testing.assert_allclose(found.std, after.std(axis=0), rtol=1e-13)
 
 
-def test_given_scale_must_fit_the_row() -> None:
+def test_fixed_scale_must_fit_the_row() -> None:
     spec = SimpleNamespace(mean=[1.0, 2.0], std=2.0)
-    assert transforms.given_scale(spec, (2,), "f").std.shape == (2,)
+    assert transforms.fixed_scale(spec, (2,), "f").std.shape == (2,)
     with pytest.raises(UserError, match=r"f.mean does not fit: one row has shape \(3,\)"):
-        transforms.given_scale(spec, (3,), "f")
+        transforms.fixed_scale(spec, (3,), "f")
     with pytest.raises(UserError, match="positive"):
-        transforms.given_scale(SimpleNamespace(mean=0, std=-1.0), (3,), "f")
+        transforms.fixed_scale(SimpleNamespace(mean=0, std=-1.0), (3,), "f")
 
 
 def labels(values: Any, task: str, positive: list[int] | None = None) -> np.ndarray:
@@ -151,8 +151,8 @@ def test_one_class_is_refused() -> None:
         transforms.refuse_one_class(np.ones(3, dtype=np.int64), "data.csv")
 
 
-def test_regression_targets_are_two_dimensional() -> None:
-    assert transforms.regression_targets(np.arange(3), "f").shape == (3, 1)
-    assert transforms.regression_targets(np.ones((3, 2), dtype=np.float32), "f").dtype == np.float64
+def test_measured_targets_are_two_dimensional() -> None:
+    assert transforms.measured_targets(np.arange(3), "f").shape == (3, 1)
+    assert transforms.measured_targets(np.ones((3, 2), dtype=np.float32), "f").dtype == np.float64
     with pytest.raises(UserError, match=r"\(3, 2, 2\)"):
-        transforms.regression_targets(np.ones((3, 2, 2)), "f")
+        transforms.measured_targets(np.ones((3, 2, 2)), "f")

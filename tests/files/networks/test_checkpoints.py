@@ -99,12 +99,12 @@ def test_strip_and_rename(tmp_path: Path) -> None:
         load_state(path, strip_prefix="nett.", memory=MEMORY)
     with pytest.raises(UserError, match=r"matches no key"):
         load_state(path, rename={"fc": "a"}, memory=MEMORY)
-    with pytest.raises(UserError, match=r"two keys are called 'x'"):
+    with pytest.raises(UserError, match=r"two keys have the name 'x'"):
         load_state(path, rename={"net.fc.weight": "x", "net.fc.bias": "x"}, memory=MEMORY)
 
 
 def test_strip_prefix_may_not_merge_keys(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"two keys are called 'w'"):
+    with pytest.raises(UserError, match=r"two keys have the name 'w'"):
         load_state(
             save(tmp_path / "m.pt", {"m.w": torch.ones(1), "w": torch.ones(1)}),
             strip_prefix="m.",
@@ -255,7 +255,7 @@ def test_too_large_for_memory(tmp_path: Path) -> None:
 
 def test_meta_and_sparse_tensors(tmp_path: Path) -> None:
     for tensor in (torch.empty(3, device="meta"), torch.eye(3).to_sparse()):
-        with pytest.raises(UserError, match=r"'w'|needs code"):
+        with pytest.raises(UserError, match=r"'w'|would run code"):
             load_state(save(tmp_path / "m.pt", {"w": tensor}), memory=MEMORY)
 
 

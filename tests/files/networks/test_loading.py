@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,31 +16,31 @@ from torch import nn
 from sublaplace_cli.architectures.cifar_resnet import cifar_resnet
 from sublaplace_cli.architectures.mlp import mlp
 from sublaplace_cli.errors import UserError
-from sublaplace_cli.files.networks.loading import Network, load_network
+from sublaplace_cli.files.networks.loading import Network, NetworkSource, load_network
 
 MLP = {"in": 3, "hidden": [4], "out": 2}
 
 
-def build(**given: Any) -> SimpleNamespace:
-    return SimpleNamespace(**{"arch": None, "import_": None, "exported": None, "args": {}, **given})
+def build(**options: Any) -> SimpleNamespace:
+    return SimpleNamespace(**{"arch": None, "import_": None, "exported": None, "args": {}, **options})
 
 
-def weights(path: str = "m.pt", **given: Any) -> SimpleNamespace:
-    options = {"key": None, "strip_prefix": None, "rename": {}, "strict": True}
-    return SimpleNamespace(path=path, **{**options, **given})
+def weights(path: str = "m.pt", **options: Any) -> SimpleNamespace:
+    defaults = {"key": None, "strip_prefix": None, "rename": {}, "strict": True}
+    return SimpleNamespace(path=path, **{**defaults, **options})
 
 
-def load(folder: Path, what: Any, given: Any = None, wrap: Any = None, **options: Any) -> Network:
-    defaults: dict[str, Any] = {"allow_code": (), "memory": 1 << 28}
-    return load_network(
-        what,
-        given,
-        wrap,
-        resolve=lambda v, f: folder / v,
-        field="model",
-        spec_folder=folder,
-        **{**defaults, **options},
-    )
+def load(
+    folder: Path,
+    how: Any,
+    state: Any = None,
+    wrap: Any = None,
+    allow_code: Sequence[str] = (),
+    weights_path: Path | None = None,
+) -> Network:
+    part = SimpleNamespace(build=how, weights=state, wrap=wrap)
+    source = NetworkSource(lambda value, _: folder / value, allow_code, folder, memory=1 << 28)
+    return load_network(part, source, field="model", weights_path=weights_path)
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_values(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
 def test_giants_are_refused_before_they_are_built(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
     save(tmp_path, state)
     what = build(arch="mlp", args={"in": 1_000_000, "hidden": [1_000_000]})
-    with pytest.raises(UserError, match=r"3.6 TiB, more than the memory allowed"):
+    with pytest.raises(UserError, match=r"3.6 TiB, more than the allowed memory"):
         load(tmp_path, what, weights())
 
 
@@ -178,7 +178,7 @@ def test_wrap(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
     assert found(torch.ones(5, 3)).shape == (5, 1)
     assert list(found.state_dict()) == list(state)
     wrap.binary_logodds.classes = [2]
-    with pytest.raises(UserError, match=r"class 2 is not there"):
+    with pytest.raises(UserError, match=r"there is no class 2,"):
         load(tmp_path, what, weights(), wrap)
 
 

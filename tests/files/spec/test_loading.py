@@ -11,8 +11,8 @@ import pytest
 from spec_texts import MINIMAL, changed, load, with_data
 
 from sublaplace_cli.errors import UserError
-from sublaplace_cli.files.spec.models import MeanStd, NoiseFrom, Normalise, Permute, Scale, Spec
 from sublaplace_cli.files.spec.loading import find_spec
+from sublaplace_cli.files.spec.models import FixedMeanStd, NoiseFrom, Normalise, Permute, Scale, Spec
 
 # the example of the contract, without what is not built yet
 FULL = """\
@@ -75,7 +75,7 @@ def test_the_full_example(tmp_path: Path) -> None:
     assert (spec.posterior.prior_precision, spec.posterior.noise_variance) == (1.0, "auto")
     assert spec.oracle is not None
     assert spec.oracle.weights is not None
-    assert not spec.oracle.wrap_given
+    assert spec.oracle.as_model(spec.model) == spec.model.model_copy(update={"weights": spec.oracle.weights})
     assert loaded.text == FULL
     assert len(loaded.sha256) == 64
     assert loaded.folder == tmp_path
@@ -123,7 +123,22 @@ def test_wraps(tmp_path: Path) -> None:
     assert spec.model.wrap.binary_logodds.classes == [5, 6]
     assert spec.oracle is not None
     assert spec.oracle.wrap is None
-    assert spec.oracle.wrap_given
+    assert spec.oracle.as_model(spec.model).wrap is None
+
+
+def test_an_oracle_takes_over_build_and_wrap_unless_it_names_its_own(tmp_path: Path) -> None:
+    text = changed("task: regression", "task: binary")
+    text = changed("data:\n", "  wrap: {binary-logodds: {classes: [5, 6]}}\ndata:\n", text)
+    spec = load(tmp_path, text + "oracle: {weights: {path: o.pt}}\n").spec
+    assert spec.oracle is not None
+    network = spec.oracle.as_model(spec.model)
+    assert (network.build, network.wrap) == (spec.model.build, spec.model.wrap)
+    assert network.weights == spec.oracle.weights
+    own = "oracle: {build: {exported: o.pt2}, wrap: {binary-logodds: {classes: [1]}}}\n"
+    oracle = load(tmp_path, text + own).spec.oracle
+    assert oracle is not None
+    network = oracle.as_model(spec.model)
+    assert (network.build, network.weights, network.wrap) == (oracle.build, None, oracle.wrap)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +190,7 @@ def test_noise_from_test_and_fixed_moments(tmp_path: Path) -> None:
     text = with_data("splits: {train: {}, test: {}}") + "posterior: {noise_variance: {from: test}}\n"
     assert load(tmp_path, text).spec.posterior.noise_variance == NoiseFrom.model_validate({"from": "test"})
     fixed = load(tmp_path, with_data("standardise: {target: {mean: 1, std: 2}}")).spec.data.standardise.target
-    assert fixed == MeanStd(mean=1.0, std=2.0)
+    assert fixed == FixedMeanStd(mean=1.0, std=2.0)
 
 
 def test_a_spec_can_be_dumped_and_read_again(tmp_path: Path) -> None:

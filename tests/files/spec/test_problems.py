@@ -58,7 +58,7 @@ CHANGED = [
     ),
     (
         changed("  path: rows.csv\n", "", with_data("splits: {train: {path: a.csv}, test: {rows: ':'}}")),
-        f"7:3: data.path: {REQUIRED} (split 'test' has no path of its own)",
+        f"7:3: data.path: {REQUIRED} (split 'test' has no path)",
     ),
     (
         changed("regression", "binary", with_top("posterior: {noise_variance: 0.5}")),
@@ -79,7 +79,7 @@ standardise: {input: train}
 standardise: {input: {mean: 0, std: [1, 0]}}
     9:43: data.standardise.input.std[1]: expected a number above 0, got the number 0
 standardise: {input: {mean: [0, 1, 2], std: [1, 2]}}
-    9:24: data.standardise.input: mean has 3 items, std has 2; expected as many
+    9:24: data.standardise.input: mean has 3 items, std has 2; expected the same number
 transforms: {scale: 1}
     9:15: data.transforms: expected a list, got a mapping
 transforms: [{scale: 1, permute: [0]}]
@@ -105,11 +105,11 @@ splits: {train: {n: 1.5}}
 splits: {train: {seed: -1}}
     9:26: data.splits.train.seed: expected a number of at least 0, got the number -1
 splits: {train: {same_as: test, n: 3}, test: {}}
-    9:20: data.splits.train.same_as: same_as stands alone; remove n
+    9:20: data.splits.train.same_as: same_as excludes other keys; remove n
 splits: {train: {}, reference: {same_as: test}}
     9:44: data.splits.reference.same_as: there is no split 'test'
 splits: {train: {same_as: test}, test: {same_as: train}}
-    9:29: data.splits.train.same_as: the splits go round in a circle: train -> test -> train
+    9:29: data.splits.train.same_as: same_as leads in a circle: train -> test -> train
 """
 
 # a line added at the top level (line 9, from column 1), and the problem it gives
@@ -197,7 +197,7 @@ def test_gates(tmp_path: Path, gate: str, expected: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "near"),
+    ("text", "start", "near"),
     [
         (changed("task", "taks"), "2:1: taks: unknown key", "task"),
         (changed("regression", "regresion"), '2:7: task: unknown value "regresion"', "regression"),
@@ -213,9 +213,9 @@ def test_gates(tmp_path: Path, gate: str, expected: str | None) -> None:
         (with_data("split: {}"), "9:3: data.split: unknown key", "splits"),
     ],
 )
-def test_suggestions(tmp_path: Path, text: str, place: str, near: str) -> None:
+def test_suggestions(tmp_path: Path, text: str, start: str, near: str) -> None:
     (line,) = problems(tmp_path, text)
-    assert line.startswith(f"{place}; did you mean '{near}'? available: ")
+    assert line.startswith(f"{start}; did you mean '{near}'? available: ")
 
 
 def test_all_problems_at_once_in_order(tmp_path: Path) -> None:

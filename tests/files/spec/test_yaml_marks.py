@@ -20,9 +20,9 @@ YAML_PROBLEMS = [
     ("- a\n", "1:1: expected a mapping with version, task, model, data, got a list"),
     ("---\njust text\n", '2:1: expected a mapping with version, task, model, data, got the text "just text"'),
     (MINIMAL + "---\na: 1\n", "9:1: a second document begins here"),
-    (MINIMAL + "\tposterior: {}\n", "9:1: a tab; YAML indents with spaces only"),
+    (MINIMAL + "\tposterior: {}\n", "9:1: found a tab; YAML allows only spaces for indentation"),
     (changed("{path: model.safetensors}", "{path: [}"), "5:20: this is not valid YAML: "),
-    (with_top("posterior: {prior_precision: {*.bias: 1}}"), "9:31: a text that begins with * must be quoted"),
+    (with_top("posterior: {prior_precision: {*.bias: 1}}"), "9:31: a text that starts with * must be quoted"),
     (
         with_top("posterior: {prior_precision: *a}"),
         "9:30: posterior.prior_precision: aliases (*name) are not",
@@ -37,9 +37,9 @@ YAML_PROBLEMS = [
     (with_top("3: b"), "9:1: expected a text as key, got 3; put it in quotes"),
     (with_top("oracle: " + "[" * 500), "9:41: nested deeper than 32 levels"),
     (MINIMAL + "a: \x01\n", "9:4: the character U+0001 is not allowed"),
-    (with_top('a: "\\ud800"'), "9:4: the text holds a character that is not allowed"),
+    (with_top('a: "\\ud800"'), "9:4: the text has a character that is not allowed"),
     (with_top('a: "\\UFFFFFFFF"'), "9:"),
-    (MINIMAL + "version: 1\n", "9:1: version: duplicate key, first given at line 1"),
+    (MINIMAL + "version: 1\n", "9:1: version: duplicate key, first used at line 1"),
     ("\ufeff" + changed("version: 1", "version: 2"), "1:10: version: expected 1"),
     (MINIMAL.replace("\n", "\r\n").replace("csv\r\n  p", "cvs\r\n  p"), "7:11: data.format"),
 ]
@@ -54,7 +54,7 @@ def test_what_is_wrong_with_the_yaml(tmp_path: Path, text: str, expected: str) -
 def test_every_duplicate_is_reported(tmp_path: Path) -> None:
     lines = problems(tmp_path, MINIMAL + "  path: x\n  path: y\nversion: 1\n")
     assert [line.split(":")[0] for line in lines] == ["9", "10", "11"]
-    assert lines[1] == "10:3: data.path: duplicate key, first given at line 8"
+    assert lines[1] == "10:3: data.path: duplicate key, first used at line 8"
 
 
 def test_billion_laughs_costs_nothing(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ _VALUES = st.recursive(
     ),
     max_leaves=8,
 )
-_PLACES = [
+_REPLACED = [
     "{arch: mlp, args: {in: 10, hidden: [50, 50], out: 1}}",
     "{path: model.safetensors}",
     "csv\n",
@@ -123,10 +123,10 @@ _KEYS = ["columns", "arrays", "standardise", "transforms", "splits"]
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from(_PLACES), st.sampled_from(_KEYS), _VALUES, _VALUES, _VALUES, _VALUES)
+@given(st.sampled_from(_REPLACED), st.sampled_from(_KEYS), _VALUES, _VALUES, _VALUES, _VALUES)
 def test_any_value_anywhere_loads_or_is_a_user_error(
-    tmp_path: Path, place: str, key: str, a: str, b: str, c: str, d: str
+    tmp_path: Path, old: str, key: str, a: str, b: str, c: str, d: str
 ) -> None:
-    text = MINIMAL.replace(place, f"{a}\n", 1) + f"  {key}: {b}\nposterior: {c}\noracle: {d}\n"
+    text = MINIMAL.replace(old, f"{a}\n", 1) + f"  {key}: {b}\nposterior: {c}\noracle: {d}\n"
     with suppress(SpecError):
         load(tmp_path, text)

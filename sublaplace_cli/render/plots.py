@@ -49,7 +49,6 @@ def curves(result: Result | SweepResult, _figures: Figures) -> Figure:
     for axes, metric in ((left, w2), (right, second)):
         _panel(axes, rows, metric, log=metric is w2)
         axes.set_ylabel(metric.axis)
-    _bracket(left, rows)
     if second.better == "nominal":
         right.axhline(NOMINAL, color="0.6", linewidth=1, zorder=0)
         right.annotate("nominal 0.95", (1, NOMINAL), xycoords=("axes fraction", "data"), xytext=(-3, 3),
@@ -69,6 +68,8 @@ def _panel(axes: Axes, rows: Sequence[Row], metric: Metric, log: bool) -> None:
         if own:
             drawn = True
             _method(axes, own, metric.name, number, log)
+    if log:
+        _bracket(axes, rows)
     axes.set_xlabel("k, number of parameters in the sub-network")
     axes.set_xscale("log")
     _name_ticks(axes, sorted({k for row in rows if (k := _k(row)) is not None and row.method != FULL}))

@@ -11,9 +11,9 @@ from typing import Literal
 from ..errors import UserError, suggestion
 from .metric_table import LISTED, METRICS
 
-Kind = Literal["max", "min", "below", "above", "max_regression"]
+LimitKind = Literal["max", "min", "below", "above", "max_regression"]
 # --fail-if states what must not happen; the limit is the opposite, what must hold.
-_MUST_HOLD: dict[str, Kind] = {">": "max", "<": "min", ">=": "below", "<=": "above"}
+_MUST_HOLD: dict[str, LimitKind] = {">": "max", "<": "min", ">=": "below", "<=": "above"}
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 
 
@@ -22,7 +22,7 @@ class Limit:
     """One limit on one metric, for every row."""
 
     metric: str
-    kind: Kind
+    kind: LimitKind
     amount: float
     relative: bool = False  # a regression given as a share of the baseline's value
 

@@ -1,4 +1,4 @@
-"""What the spec tests share: a minimal spec, ways to change it, and the problems that loading it gives."""
+"""A minimal spec for tests, ways to change it, and the problems found when it is loaded."""
 
 from __future__ import annotations
 

@@ -25,13 +25,13 @@ from .layout import (
     bytes_of_all,
     header_of,
     offsets_of,
-    whole,
+    whole_plans,
 )
 
 
 def write_artifact(path: Path, kind: str, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """Write a small artifact at once; returns the digest that `open_artifact` finds in it."""
-    plans, contents = whole(tensors), bytes_of_all(tensors)
+    plans, contents = whole_plans(tensors), bytes_of_all(tensors)
     digests = {name: [hashlib.sha256(contents[name]).hexdigest()] for name in plans}
     header, digest = header_of(kind, meta, plans, digests)
     with replacing(path) as file:

@@ -46,7 +46,7 @@ class TensorPlan:
         return max(1, math.ceil(self.shape[0] / self.rows_per_piece)) if self.shape else 1
 
 
-def whole(tensors: Mapping[str, Tensor]) -> dict[str, TensorPlan]:
+def whole_plans(tensors: Mapping[str, Tensor]) -> dict[str, TensorPlan]:
     """Plans of tensors with one piece each."""
     return {name: TensorPlan(t.dtype, tuple(t.shape), max(1, len(t))) for name, t in sorted(tensors.items())}
 

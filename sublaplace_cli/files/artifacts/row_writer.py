@@ -36,7 +36,7 @@ class RowWriter:
         self.running = {name: hashlib.sha256() for name in self.plans}  # checksums of the unfinished pieces
         with explain_write_errors(path):
             self.rows_done = self._resume()
-            self.file = open(self.part, "r+b" if self.rows_done else "w+b")  # noqa: SIM115 (closed in finish/abandon)
+            self.file = open(self.part, "r+b" if self.rows_done else "w+b")  # noqa: SIM115 (closed in finish or close)
             if not self.rows_done:
                 self.file.write(header)
                 self.file.truncate(file_bytes)

@@ -53,7 +53,7 @@ class RunFolder:
         """Create the folder if needed, wait for the lock, check that the folder belongs to this identity."""
         with explain_write_errors(path):
             path.mkdir(parents=True, exist_ok=True)
-            _refuse_strangers(path)
+            _refuse_foreign_files(path)
             lock = open(path / LOCK_NAME, "a")  # noqa: SIM115 (open until close(); the lock ends with the process)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -120,16 +120,16 @@ class RunFolder:
         self.lock.close()
 
 
-def _refuse_strangers(path: Path) -> None:
+def _refuse_foreign_files(path: Path) -> None:
     """Refuse a folder with files that is not a run folder."""
     if (path / MANIFEST).exists():
         return
-    strangers = sorted(
+    foreign = sorted(
         entry.name for entry in path.iterdir() if entry.name not in OWN_FILES and not LEFTOVER.fullmatch(entry.name)
     )
-    if strangers:
+    if foreign:
         raise UserError(
-            f"{path} is not a run folder: it contains {', '.join(strangers[:3])} and no {MANIFEST}",
+            f"{path} is not a run folder: it contains {', '.join(foreign[:3])} and no {MANIFEST}",
             hint="choose an empty or new folder for --run-dir",
         )
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ArrayInputs = np.ndarray | dict[str, np.ndarray] | tuple[np.ndarray, ...]
 
-BAD_VALUES_SHOWN = 3  # per message
+BAD_VALUES_SHOWN = 3
 ROW_SLICE = re.compile(r"\s*(-?\d{1,18})?\s*:\s*(-?\d{1,18})?\s*(?::\s*(-?\d{1,18})?\s*)?")
 
 

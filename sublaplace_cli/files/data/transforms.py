@@ -190,7 +190,7 @@ def measured_scale(rows: np.ndarray, steps: tuple[RowStep, ...] = ()) -> MeanStd
 
 
 def measured_targets(values: np.ndarray, where: str) -> np.ndarray:
-    """Targets that are no labels, as (N, C) float64."""
+    """Targets that are measurements, as (N, C) float64."""
     if values.ndim > 2:
         raise UserError(
             f"{where}: the target has shape {values.shape}",

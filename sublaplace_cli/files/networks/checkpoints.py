@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 
 from ...errors import UserError, suggestion
-from .containers import binary_size, content_kind, existing_file, members_without_root, open_zip, refuse_tricks
+from .containers import binary_size, check_members, content_kind, existing_file, members_without_root, open_zip
 from .pickles import DAMAGE, PickleFacts, inspect_legacy, inspect_zip
 
 USUAL_NAMES = ("state_dict", "model_state_dict", "model", "net", "weights")
@@ -87,7 +87,7 @@ def _facts_of_zip(path: Path) -> PickleFacts:
     with open_zip(path, WEIGHTS_FILE) as archive:
         members = members_without_root(archive)
         _refuse_other_archives(path, members)
-        refuse_tricks(path, archive)
+        check_members(path, archive)
         try:
             facts = inspect_zip(archive, members["data.pkl"])
         except DAMAGE as error:

@@ -64,7 +64,7 @@ def content_kind(path: Path) -> str:
 
 
 def open_zip(path: Path, what: str) -> zipfile.ZipFile:
-    """Open a zip archive for its member names; call `refuse_tricks` before reading a member."""
+    """Open a zip archive for its member names; call `check_members` before reading a member."""
     try:
         return zipfile.ZipFile(path)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
@@ -74,7 +74,7 @@ def open_zip(path: Path, what: str) -> zipfile.ZipFile:
         ) from error
 
 
-def refuse_tricks(path: Path, archive: zipfile.ZipFile) -> None:
+def check_members(path: Path, archive: zipfile.ZipFile) -> None:
     """Refuse members that are compressed, overlap, occur twice or claim more than the size of the file."""
     size = path.stat().st_size
     end = 0

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...errors import UserError
 from .aten_graph import AtenGraph
-from .containers import binary_size, content_kind, existing_file, members_without_root, open_zip, refuse_tricks
+from .containers import binary_size, check_members, content_kind, existing_file, members_without_root, open_zip
 from .exported_graph import SCALAR_TYPES, free_early, graph_inputs, graph_steps, single_output, size
 
 EXPORTED_FILE = "a torch.export file (.pt2)"
@@ -41,7 +41,7 @@ def load_exported(path: Path, *, memory: int) -> nn.Module:
     if kind != "zip":
         raise UserError(f"{path}: is {'a ' + kind + ' file' if kind.isalpha() else kind}, expected {EXPORTED_FILE}")
     with open_zip(path, EXPORTED_FILE) as archive:
-        refuse_tricks(path, archive)
+        check_members(path, archive)
         members = members_without_root(archive)
         _refuse_other_members(path, archive, members)
         try:

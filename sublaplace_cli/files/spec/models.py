@@ -71,8 +71,8 @@ __all__ = [
     "WrapSpec",
 ]
 
-_ONE_LOGIT_TASKS = " or ".join(name for name, task in TASKS.items() if task.one_logit)
-_MEASURED_TASKS = " or ".join(name for name, task in TASKS.items() if not task.labels)
+_ONE_LOGIT_TASKS = " or ".join(name for name, facts in TASKS.items() if facts.one_logit)
+_MEASURED_TASKS = " or ".join(name for name, facts in TASKS.items() if not facts.labels)
 _DOTTED = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 _IMPORT = matching(f"{_DOTTED}:{_DOTTED}", "a text like 'package.module:function'")
 
@@ -143,7 +143,7 @@ def _weights_rule(raw: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(("weights",), "this key is required, but missing (only build: {exported: ...} needs none)")
 
 
-# ---------------------------------------------------------------- posterior, oracle, the whole
+# ---------------------------------------------------------------- posterior, oracle, ensemble, the complete spec
 
 
 class NoiseFrom(Part):

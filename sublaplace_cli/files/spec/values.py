@@ -113,7 +113,7 @@ def refused(*findings: Finding) -> ValidationError:
 
 
 def refuse(message: str, *location: str | int) -> ValidationError:
-    """One finding about the value at hand, or about what lies at `location` in it."""
+    """One finding about the current value, or about the value at `location` inside it."""
     return refused(Finding(location, message))
 
 
@@ -193,7 +193,7 @@ def positive(value: object) -> float:
 
 
 def none_is(replacement: object) -> BeforeValidator:
-    """The word `none`, like an empty value, stands for `replacement`."""
+    """The word `none`, like an empty value, means `replacement`."""
     return BeforeValidator(lambda value: replacement if value is None or value == "none" else value)
 
 

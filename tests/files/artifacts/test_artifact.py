@@ -9,7 +9,7 @@ from safetensors import safe_open
 from sublaplace_cli.errors import UserError
 from sublaplace_cli.files.artifacts.artifact import open_artifact, write_artifact
 from sublaplace_cli.files.artifacts.atomic import digest_of
-from sublaplace_cli.files.artifacts.layout import whole
+from sublaplace_cli.files.artifacts.layout import whole_plans
 from sublaplace_cli.files.artifacts.row_writer import RowWriter
 
 TENSORS = {"values": torch.randn(6, 3), "indices": torch.arange(6)[::2], "factor": torch.randn(4, 4).double().T}
@@ -39,7 +39,7 @@ def test_the_digest_depends_on_metadata_and_contents(tmp_path, change):
 
 def test_rows_streamed_in_one_write_give_the_same_file(tmp_path):
     digest = write_artifact(tmp_path / "a.safetensors", "rows", META, TENSORS)
-    writer = RowWriter(tmp_path / "b.safetensors", "rows", META, whole(TENSORS))
+    writer = RowWriter(tmp_path / "b.safetensors", "rows", META, whole_plans(TENSORS))
     writer.write(0, TENSORS)
     assert writer.finish() == digest
     assert (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "a.safetensors").read_bytes()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from spec_texts import changed, problems, with_data, with_top
 
+from sublaplace_cli.catalog import TASKS
 from sublaplace_cli.files.spec.loading import load_spec
 
 REQUIRED = "this key is required, but missing"
@@ -216,6 +217,22 @@ def test_gates(tmp_path: Path, gate: str, expected: str | None) -> None:
 def test_suggestions(tmp_path: Path, text: str, start: str, near: str) -> None:
     (line,) = problems(tmp_path, text)
     assert line.startswith(f"{start}; did you mean '{near}'? available: ")
+
+
+def test_the_tasks_are_those_of_the_catalog(tmp_path: Path) -> None:
+    (line,) = problems(tmp_path, changed("regression", "poison"))
+    assert line == f'2:7: task: unknown value "poison"; available: {", ".join(sorted(TASKS))}'
+    for task in TASKS:
+        path = tmp_path / "sublaplace.yaml"
+        path.write_text(changed("regression", task))
+        assert load_spec(path).spec.task == task
+
+
+@pytest.mark.parametrize("task", ["[]", "{a: 1}", "7", "~"])
+def test_a_task_of_another_type_is_one_problem(tmp_path: Path, task: str) -> None:
+    text = with_top("posterior: {noise_variance: 0.5}")
+    (line,) = problems(tmp_path, changed("task: regression", f"task: {task}", text))
+    assert line.startswith("2:7: task: expected ")
 
 
 def test_all_problems_at_once_in_order(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from sublaplace_cli import catalog
 from sublaplace_cli.cli.options import COMMANDS
 from sublaplace_cli.files.spec import models as spec_models
+from sublaplace_cli.files.spec.data import SplitSpec
 from sublaplace_cli.files.spec.loading import load_spec
 
 ROOT = Path(__file__).parents[1]
@@ -109,7 +110,7 @@ def test_spec_values_are_documented(name):
 
 def spec_keys():
     for part in (
-        spec_models.ModelSpec, spec_models.WeightsSpec, spec_models.DataSpec, spec_models.SplitSpec,
+        spec_models.ModelSpec, spec_models.WeightsSpec, spec_models.DataSpec, SplitSpec,
         spec_models.PosteriorSpec, spec_models.OracleSpec, spec_models.BuildSpec,
     ):  # fmt: skip
         for name, field in part.model_fields.items():

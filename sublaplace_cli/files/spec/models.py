@@ -12,21 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from ...catalog import ARCHITECTURES, TASKS
-from .data import (
-    ArraysSpec,
-    ColumnsSpec,
-    DataSpec,
-    FixedMeanStd,
-    IndicesSpec,
-    Moments,
-    Normalise,
-    Permute,
-    Scale,
-    SplitSpec,
-    SplitsSpec,
-    StandardiseSpec,
-    Transform,
-)
+from .data import DataSpec
 from .gate import MetricLimits, check_gate
 from .values import (
     Distinct,
@@ -45,31 +31,6 @@ from .values import (
     refuse,
     wrong,
 )
-
-__all__ = [
-    "ArraysSpec",
-    "BuildSpec",
-    "ColumnsSpec",
-    "DataSpec",
-    "FixedMeanStd",
-    "IndicesSpec",
-    "LogOdds",
-    "ModelSpec",
-    "Moments",
-    "NoiseFrom",
-    "Normalise",
-    "OracleSpec",
-    "Permute",
-    "PosteriorSpec",
-    "Scale",
-    "Spec",
-    "SplitSpec",
-    "SplitsSpec",
-    "StandardiseSpec",
-    "Transform",
-    "WeightsSpec",
-    "WrapSpec",
-]
 
 _ONE_LOGIT_TASKS = " or ".join(name for name, facts in TASKS.items() if facts.one_logit)
 _MEASURED_TASKS = " or ".join(name for name, facts in TASKS.items() if not facts.labels)

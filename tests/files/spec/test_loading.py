@@ -11,8 +11,9 @@ import pytest
 from spec_texts import MINIMAL, changed, load, with_data
 
 from sublaplace_cli.errors import UserError
+from sublaplace_cli.files.spec.data import FixedMeanStd, Normalise, Permute, Scale
 from sublaplace_cli.files.spec.loading import find_spec
-from sublaplace_cli.files.spec.models import FixedMeanStd, NoiseFrom, Normalise, Permute, Scale, Spec
+from sublaplace_cli.files.spec.models import NoiseFrom, Spec
 
 # the example of the contract, without what is not built yet
 FULL = """\

@@ -1,4 +1,4 @@
-"""The path that is right for any module: torch.func over the parameters asked for, all else being constant."""
+"""The general path, right for any module: torch.func over the requested parameters, with the others constant."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from ..network.forward import Inputs, map_inputs, outputs, row_count
 
-Gradients = dict[str, Tensor]  # by parameter (m, C, *shape)
+Gradients = dict[str, Tensor]  # by parameter name, each (m, C, *shape)
 
 
 def batched_jacobian(model: nn.Module, names: Sequence[str], C: int, inputs: Inputs) -> tuple[Tensor, Gradients]:
     """(f (m, C), gradients) by `vmap(grad)` for one output, `vmap(jacrev)` for several."""
-    from torch.func import grad, jacrev, vmap  # imports its compiler at the first use, which takes a second
+    from torch.func import grad, jacrev, vmap  # takes a second: it loads the compiler
 
     wanted, fixed = _split_state(model, names)
 
@@ -28,7 +28,7 @@ def batched_jacobian(model: nn.Module, names: Sequence[str], C: int, inputs: Inp
 
 
 def rowwise_jacobian(model: nn.Module, names: Sequence[str], C: int, inputs: Inputs) -> tuple[Tensor, Gradients]:
-    """The same by plain autograd, a row and an output at a time: slow, and the judge of everything else."""
+    """The same by plain autograd, one row and one output at a time: slow, and the reference for everything else."""
     wanted, fixed = _split_state(model, names)
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in wanted.items()}
     f_rows, J_rows = [], []
@@ -53,7 +53,7 @@ def combined_gradients(model: nn.Module, names: Sequence[str], weights: Tensor, 
 
 
 def _gradients(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-    if not value.requires_grad:  # none of them has a part in it
+    if not value.requires_grad:  # it depends on none of them
         return [torch.zeros_like(leaf) for leaf in leaves]
     return list(torch.autograd.grad(value, leaves, retain_graph=True, materialize_grads=True))
 

@@ -1,15 +1,16 @@
-"""A block is the part of a Jacobian that belongs to one layer, and answers questions about it.
+"""A block is the part of a Jacobian that belongs to one layer, with the sums that are computed from it.
 
-Every answer is float64 whatever the dtype of the passes, and adds up: over row chunks for the squares and
-`pull`, over blocks for the Gram and the norms. `DenseBlock` holds the numbers themselves; the others (in
-`outer`, `conv` and `embedding`) keep the structure their layer gives them, and turn into dense ones where that
-is cheaper.
+Every result is float64 whatever the dtype of the passes. Results add up: over chunks of rows for the squares and
+`pull`, over blocks for the Gram matrix, the norms and `push`. `DenseBlock` holds the numbers themselves; the others (in
+`linear`, `conv` and `embedding`) keep the factors from which their layer's gradient is made, and become dense where
+that is cheaper.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 import torch
@@ -18,9 +19,9 @@ from torch import Tensor
 # Columns turned into float64 at a time: large enough for GEMM to run at full speed,
 # small enough that the float64 copy of a wide layer never exists as a whole.
 COLUMN_PANEL = 2048
-# Rows of a Gram matrix of rows with themselves that are computed at a time, from the diagonal on.
+# Rows of a symmetric Gram matrix that are computed at a time, from the diagonal on.
 GRAM_STRIP = 128
-# Rows of a structured block that are written out at a time where an answer needs the numbers themselves.
+# Size of the rows of a factored block that are written out at a time where the numbers themselves are needed.
 DENSE_BYTES = 64 * 2**20
 FLOAT64 = torch.float64
 Strips = Sequence[tuple[int, int]]  # [first, last) rows of each
@@ -38,22 +39,22 @@ class Block(Protocol):
     @property
     def n_rows(self) -> int: ...
     @property
-    def row_bytes(self) -> int: ...  # memory of one row while it answers questions
+    def row_bytes(self) -> int: ...  # memory per row while results are computed
     def squares(self, W: Tensor | None = None) -> Tensor:
         """Σₙ diag(Jₙᵀ Hₙ Jₙ) over this block's rows (width,); unweighted without W (m, C, C)."""
         ...
 
     def put_columns(self, local: Tensor, out: Tensor) -> None:
-        """Columns at these positions within the block, each a run of memory: into `out` (len(local), m·C)."""
+        """Write the columns at these positions within the block into `out` (len(local), m·C), each contiguous."""
         ...
 
     def add_gram(
         self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
     ) -> None:
-        """total += J V⁻¹ J′ᵀ with the same block of other rows (m·C, m′·C), `prior` being its part of v.
+        """total += J V⁻¹ J′ᵀ with the same block of other rows (m·C, m′·C), where `prior` is the block's part of v.
 
-        With itself, only what lies on and above the diagonal need be right. Of `strips` of rows only these, each as
-        it would be alone; `dtype` is that of the products.
+        With itself, only the part on and above the diagonal has to be right. With `strips` only these rows are
+        computed, each strip as if it were alone; `dtype` is that of the products.
         """
         ...
 
@@ -65,6 +66,10 @@ class Block(Protocol):
         """Jᵀ u for coefficients u of the rows (m·C, r) → (width, r)."""
         ...
 
+    def push(self, x: Tensor) -> Tensor:
+        """J x for vectors x of this block's parameters (width, r) → (m·C, r)."""
+        ...
+
     def rows(self, start: int, stop: int) -> Block:
         """The same block for some of its rows."""
         ...
@@ -74,11 +79,11 @@ class Block(Protocol):
         ...
 
     def expanded(self) -> Block:
-        """The form that answers questions fastest, where there is room to hold it."""
+        """The fastest form, where there is room to hold it."""
         ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """What has to be kept to have this block again, the rows along the first axis of each."""
+        """The tensors that define this block, with the rows along the first axis of each."""
         ...
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Block:
@@ -98,7 +103,7 @@ def joined(blocks: Sequence[AnyBlock]) -> AnyBlock:
 
 
 def stored_bytes(block: Block) -> int:
-    """Bytes of one row in the form in which the block is kept."""
+    """Bytes per row of the tensors that define the block."""
     return sum(tensor[0].numel() * tensor.element_size() for tensor in block.tensors().values())
 
 
@@ -121,20 +126,20 @@ class DenseBlock:
     def n_rows(self) -> int:
         return self.values.shape[0]
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         return self.values[:1].numel() * self.values.element_size()
 
     @property
     def flat(self) -> Tensor:
-        return self.values.reshape(-1, self.width)  # (m·C, width)
+        return self.values.flatten(0, 1)  # (m·C, width)
 
     def squares(self, W: Tensor | None = None) -> Tensor:
         return torch.cat([self._panel_squares(cut, W) for cut in self._panels()])
 
     def _panel_squares(self, cut: slice, W: Tensor | None) -> Tensor:
         J = self.values[:, :, cut].double()  # (m, C, panel)
-        if W is not None and W.shape[1] == 1:  # one output: its weight can wait until after the square
+        if W is not None and W.shape[1] == 1:  # one output: weighted after the square
             return W.flatten().square() @ J[:, 0].square()
         A = J if W is None else weighted(J, W)
         return A.square().sum(dim=(0, 1))
@@ -153,7 +158,10 @@ class DenseBlock:
             else:
                 A, B = (self.flat[:, cut].double() / prior[cut]).to(dtype), right.flat[:, cut].to(dtype).T
                 for a, b in flat:
-                    add_product(total[a:b], A[a:b], B)
+                    if dtype == total.dtype:
+                        total[a:b].addmm_(A[a:b], B)
+                    else:
+                        total[a:b].add_(A[a:b] @ B)
 
     def norms(self, prior: Tensor) -> Tensor:
         parts = [(self.flat[:, cut].double().square() / prior[cut]).sum(1) for cut in self._panels()]
@@ -161,6 +169,9 @@ class DenseBlock:
 
     def pull(self, u: Tensor) -> Tensor:
         return torch.cat([self.flat[:, cut].double().T @ u for cut in self._panels()])
+
+    def push(self, x: Tensor) -> Tensor:
+        return torch.stack([self.flat[:, cut].double() @ x[cut] for cut in self._panels()]).sum(0)
 
     def rows(self, start: int, stop: int) -> DenseBlock:
         return DenseBlock(self.start, self.values[start:stop])
@@ -172,7 +183,7 @@ class DenseBlock:
         return self
 
     def rounded(self, dtype: torch.dtype) -> DenseBlock:
-        """The same numbers in another type."""
+        """The same numbers in another dtype."""
         return DenseBlock(self.start, self.values.to(dtype))
 
     def tensors(self) -> dict[str, Tensor]:
@@ -182,31 +193,25 @@ class DenseBlock:
         return DenseBlock(self.start, tensors["values"])
 
     def _panels(self) -> Iterator[slice]:
-        for left in range(0, self.width, COLUMN_PANEL):
-            yield slice(left, min(left + COLUMN_PANEL, self.width))
+        width = self.values.shape[2]
+        for left in range(0, width, COLUMN_PANEL):
+            yield slice(left, min(left + COLUMN_PANEL, width))
 
 
 def add_upper(total: Tensor, X: Tensor, strips: Strips | None = None) -> None:
-    """total += X Xᵀ, in strips that leave out most of what lies below the diagonal."""
-    for a, b in cut_into(len(X), GRAM_STRIP) if strips is None else strips:
-        add_product(total[a:b, a:], X[a:b], X[a:].T)
-
-
-def add_product(total: Tensor, A: Tensor, B: Tensor) -> None:
-    """total += A B, the sum being float64 whatever the product is."""
-    if A.dtype == total.dtype:
-        total.addmm_(A, B)
-    else:
-        total.add_(A @ B)
-
-
-def cut_into(n_rows: int, step: int) -> list[tuple[int, int]]:
-    """Strips of `step` rows."""
-    return [(left, min(left + step, n_rows)) for left in range(0, n_rows, step)]
+    """total += X Xᵀ on and above the diagonal, in strips that skip most of what lies below it."""
+    n_rows = len(X)
+    if strips is None:
+        strips = [(a, min(a + GRAM_STRIP, n_rows)) for a in range(0, n_rows, GRAM_STRIP)]
+    for a, b in strips:
+        if X.dtype == total.dtype:
+            total[a:b, a:].addmm_(X[a:b], X[a:].T)
+        else:
+            total[a:b, a:].add_(X[a:b] @ X[a:].T)
 
 
 def narrow_strips(strips: Strips | None, n_rows: int, C: int) -> Strips:
-    """The strips asked for, or all rows, cut so that what is made of a strip stays in the cache."""
+    """The requested strips, or all rows, cut so that the products of a strip stay in the CPU cache."""
     step = max(1, GRAM_STRIP // C)
     return [(x, min(x + step, b)) for a, b in ([(0, n_rows)] if strips is None else strips) for x in range(a, b, step)]
 
@@ -214,7 +219,7 @@ def narrow_strips(strips: Strips | None, n_rows: int, C: int) -> Strips:
 def strip_pairs(
     block: AnyBlock, other: AnyBlock, total: Tensor, C: int, strips: Strips | None
 ) -> Iterator[tuple[AnyBlock, AnyBlock, Tensor]]:
-    """(some rows, the other rows that they meet, their part of the Gram matrix) for each strip."""
+    """(rows of the strip, other rows, their part of the Gram matrix) per strip."""
     for a, b in narrow_strips(strips, block.n_rows, C):
         first = a if other is block else 0
         right = other.rows(first, other.n_rows)
@@ -223,20 +228,20 @@ def strip_pairs(
 
 def weighted(J: Tensor, W: Tensor) -> Tensor:
     """Rows Wₙᵀ Jₙ: (m, C, …) with (m, C, C) → (m, C, …)."""
-    if W.shape[1] == 1:  # one output: a number a row, no need for a batched product
+    if W.shape[1] == 1:  # one output: one number per row, no batched product
         return J * W.reshape(-1, *[1] * (J.ndim - 1))
     return torch.einsum("ncd,nc...->nd...", W, J)
 
 
 def dense_pieces(block: Block, n_outputs: int) -> Iterator[DenseBlock]:
-    """A structured block as dense ones of some rows each, so that the whole never exists."""
+    """A factored block as dense blocks of some rows each, so that it is never written out as a whole."""
     step = max(1, DENSE_BYTES // (8 * n_outputs * block.width))
     for start in range(0, block.n_rows, step):
         yield block.rows(start, min(start + step, block.n_rows)).dense()
 
 
 def put_columns_of_pieces(block: Block, n_outputs: int, local: Tensor, out: Tensor) -> None:
-    """`put_columns` of a structured block through the numbers themselves, a piece at a time."""
+    """`put_columns` of a factored block through dense pieces."""
     done = 0
     for piece in dense_pieces(block, n_outputs):
         width = piece.n_rows * n_outputs
@@ -245,9 +250,14 @@ def put_columns_of_pieces(block: Block, n_outputs: int, local: Tensor, out: Tens
 
 
 def squares_of_pieces(block: Block, n_outputs: int, W: Tensor | None) -> Tensor:
-    """`squares` of a structured block through the numbers themselves, a piece at a time."""
+    """`squares` of a factored block through dense pieces."""
     done, parts = 0, []
     for piece in dense_pieces(block, n_outputs):
         parts.append(piece.squares(None if W is None else W[done : done + piece.n_rows]))
         done += piece.n_rows
     return torch.stack(parts).sum(0)
+
+
+def push_of_pieces(block: Block, n_outputs: int, x: Tensor) -> Tensor:
+    """`push` of a factored block through dense pieces."""
+    return torch.cat([piece.push(x) for piece in dense_pieces(block, n_outputs)])

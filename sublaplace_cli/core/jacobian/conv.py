@@ -1,7 +1,7 @@
-"""A convolution's weight: (inputs, output gradients) for keeping, written out for every question.
+"""A convolution's weight: stored as (inputs, output gradients), written out for most results.
 
-Row n's gradient is the convolution of its own inputs with its own output gradients: one grouped convolution
-with a group a row gives a whole batch, in less time than unfolding would take.
+Row n's gradient is the convolution of its own inputs with its own output gradients: one grouped convolution with one
+group per row gives a whole batch, in less time than unfolding would take.
 """
 
 from __future__ import annotations
@@ -10,20 +10,30 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from .blocks import FLOAT64, Block, DenseBlock, Strips, dense_pieces, put_columns_of_pieces, squares_of_pieces
+from .blocks import (
+    FLOAT64,
+    Block,
+    DenseBlock,
+    Strips,
+    dense_pieces,
+    push_of_pieces,
+    put_columns_of_pieces,
+    squares_of_pieces,
+)
 
-# One number of a column made alone costs about as much as this many of a whole row written out (measured: 64 channels).
+# One number of a column computed alone costs about as much as this many of a row written out (measured: 64 channels).
 SINGLE_COLUMN_COST = 128
-FEW_COLUMNS = 64  # columns that are put together at a time, because each takes all its places for a moment
+FEW_COLUMNS = 64  # columns that are computed at a time, because each needs all its positions for a moment
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """What a convolution does, apart from its weight."""
+    """The settings of a convolution."""
 
     weight_shape: tuple[int, ...]  # (C_out, C_in / groups, kernel…)
     stride: tuple[int, ...]
@@ -50,17 +60,17 @@ class Geometry:
         )[1]
         return gradients.reshape(m, *self.weight_shape)
 
-    def places_of(self, local: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Output channel, input channel within its group, and place in the kernel (counted row by row) of weights."""
+    def axes_of(self, local: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Output channel, input channel within its group, and kernel tap (row by row) of some weights."""
         taps = math.prod(self.weight_shape[2:])
         return local // (taps * self.weight_shape[1]), local // taps % self.weight_shape[1], local % taps
 
-    def seen_by(self, inputs: Tensor, tap: Sequence[int], places: Sequence[int]) -> Tensor:
-        """What one place of the kernel sees of the inputs, for every output place (m, C_in, places…)."""
+    def inputs_at(self, inputs: Tensor, tap: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """The inputs that one kernel tap is multiplied with, for all output positions (m, C_in, positions…)."""
         margins = [side for p in reversed(self.padding) for side in (p, p)]
         padded = torch.nn.functional.pad(inputs, margins)
         for axis, (at, step, wide, count) in enumerate(
-            zip(tap, self.stride, self.dilation, places, strict=True), start=2
+            zip(tap, self.stride, self.dilation, positions, strict=True), start=2
         ):
             first = at * wide
             padded = padded.narrow(axis, first, (count - 1) * step + 1)
@@ -70,7 +80,7 @@ class Geometry:
 
 @dataclass(frozen=True)
 class ConvBlock:
-    """Weight of a convolution, kept as what its gradient is made of."""
+    """Weight of a convolution, stored as the factors of its gradient."""
 
     start: int
     geometry: Geometry
@@ -89,18 +99,18 @@ class ConvBlock:
     def span(self) -> slice:
         return slice(self.start, self.start + self.width)
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
-        kept = self.inputs[:1].numel() + self.deltas[:1].numel()
-        return self.inputs.element_size() * kept + 8 * self.deltas.shape[1] * self.width
+        factors = self.inputs[:1].numel() + self.deltas[:1].numel()
+        return self.inputs.element_size() * factors + 8 * self.deltas.shape[1] * self.width
 
     def dense(self) -> DenseBlock:
-        a = self.inputs.double()  # so that every reading gives the same numbers, however the rows are cut
+        a = self.inputs.double()  # so that the numbers do not depend on how the rows are cut
         each = [self.geometry.weight_gradients(a, delta.double()) for delta in self.deltas.unbind(1)]
         return DenseBlock(self.start, torch.stack(each, dim=1).flatten(2))
 
     def written_out(self) -> DenseBlock:
-        """The same in the dtype of the passes, as quick as they are."""
+        """The same in the dtype of the passes, which is faster."""
         each = [self.geometry.weight_gradients(self.inputs, delta) for delta in self.deltas.unbind(1)]
         return DenseBlock(self.start, torch.stack(each, dim=1).flatten(2))
 
@@ -109,23 +119,23 @@ class ConvBlock:
 
     def put_columns(self, local: Tensor, out: Tensor) -> None:
         if SINGLE_COLUMN_COST * len(local) <= self.width:
-            for few, place in zip(local.split(FEW_COLUMNS), out.split(FEW_COLUMNS), strict=True):
-                self._put_few_columns(few, place)
+            for few, part in zip(local.split(FEW_COLUMNS), out.split(FEW_COLUMNS), strict=True):
+                self._put_few_columns(few, part)
         else:
             put_columns_of_pieces(self, self.deltas.shape[1], local, out)
 
     def _put_few_columns(self, local: Tensor, out: Tensor) -> None:
-        """Σ over places of δ times the input that this one weight sees there, without writing out the others."""
-        target, into, tap_of = self.geometry.places_of(local)
+        """Σ over positions of δ times the input of this one weight, without writing out the others."""
+        target, into, tap_of = self.geometry.axes_of(local)
         per_group = self.geometry.weight_shape[0] // self.geometry.groups
         channel = target // per_group * self.geometry.weight_shape[1] + into
         for number, tap in enumerate(itertools.product(*map(range, self.geometry.weight_shape[2:]))):
             chosen = (tap_of == number).nonzero().squeeze(1)
             if len(chosen) == 0:
                 continue
-            seen = self.geometry.seen_by(self.inputs, tap, self.deltas.shape[3:])
-            a = seen.index_select(1, channel[chosen]).flatten(2).double().unsqueeze(1)  # (m, 1, k, places)
-            delta = self.deltas.index_select(2, target[chosen]).flatten(3)  # (m, C, k, places)
+            inputs = self.geometry.inputs_at(self.inputs, tap, self.deltas.shape[3:])
+            a = inputs.index_select(1, channel[chosen]).flatten(2).double().unsqueeze(1)  # (m, 1, k, positions)
+            delta = self.deltas.index_select(2, target[chosen]).flatten(3)  # (m, C, k, positions)
             out[chosen] = (delta * a).sum(3).permute(2, 0, 1).flatten(1)
 
     def add_gram(
@@ -139,6 +149,9 @@ class ConvBlock:
 
     def pull(self, u: Tensor) -> Tensor:
         return self.dense().pull(u)
+
+    def push(self, x: Tensor) -> Tensor:
+        return push_of_pieces(self, self.deltas.shape[1], x)
 
     def rows(self, start: int, stop: int) -> ConvBlock:
         return ConvBlock(self.start, self.geometry, self.inputs[start:stop], self.deltas[start:stop])

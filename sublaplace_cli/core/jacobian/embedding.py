@@ -1,14 +1,15 @@
-"""An embedding's table: row n touches only the entries of its own tokens, so it stays (tokens, output gradients)."""
+"""An embedding's table: row n has gradients only at its own tokens, so (tokens, output gradients) is stored."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from .blocks import FLOAT64, Block, DenseBlock, Strips, strip_pairs, weighted
+from .blocks import FLOAT64, Block, DenseBlock, Strips, push_of_pieces, strip_pairs, weighted
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class EmbeddingBlock:
     def span(self) -> slice:
         return slice(self.start, self.start + self.width)
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         return 8 * self.tokens[:1].numel() + 3 * self.deltas[:1].numel() * self.deltas.element_size()
 
@@ -46,11 +47,11 @@ class EmbeddingBlock:
 
     def put_columns(self, local: Tensor, out: Tensor) -> None:
         d = self.deltas.shape[3]
-        entry, place = local // d, local % d
+        entry, axis = local // d, local % d
         total = out.zero_().view(len(local), self.n_rows, self.deltas.shape[1])
         for t in range(self.tokens.shape[1]):
             hit = (self.tokens[:, t] == entry.unsqueeze(1)).double().unsqueeze(2)  # (k, m, 1)
-            total += self.deltas[:, :, t].permute(2, 0, 1).index_select(0, place) * hit
+            total += self.deltas[:, :, t].permute(2, 0, 1).index_select(0, axis) * hit
 
     def add_gram(
         self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
@@ -64,11 +65,11 @@ class EmbeddingBlock:
 
     def _add_strip(self, other: EmbeddingBlock, prior: Tensor, total: Tensor, dtype: torch.dtype) -> None:
         m, C, T, _ = self.deltas.shape
-        n, _, S, _ = other.deltas.shape
+        n, _, T2, _ = other.deltas.shape
         gradient = self.deltas.to(dtype).flatten(0, 2) @ other.deltas.to(dtype).flatten(0, 2).T / prior[0]
-        same = (self.tokens.flatten().unsqueeze(1) == other.tokens.flatten()).double()  # (m·T, n·S)
-        product = gradient.view(m, C, T, n, C, S) * same.view(m, 1, T, n, 1, S)
-        total += product.sum(dim=(2, 5)).reshape(m * C, n * C)
+        same = (self.tokens.flatten().unsqueeze(1) == other.tokens.flatten()).double()  # (m·T, n·T2)
+        pairs = gradient.view(m, C, T, n, C, T2) * same.view(m, 1, T, n, 1, T2)
+        total += pairs.sum(dim=(2, 5)).reshape(m * C, n * C)
 
     def norms(self, prior: Tensor) -> Tensor:
         if not bool((prior == prior[0]).all()):
@@ -83,14 +84,17 @@ class EmbeddingBlock:
         total = torch.zeros(self.n_entries, delta.shape[1], dtype=torch.float64, device=delta.device)
         return total.index_add_(0, self.tokens.flatten(), delta).reshape(self.width, -1)
 
+    def push(self, x: Tensor) -> Tensor:
+        return push_of_pieces(self, self.deltas.shape[1], x)
+
     def rows(self, start: int, stop: int) -> EmbeddingBlock:
         return EmbeddingBlock(self.start, self.n_entries, self.tokens[start:stop], self.deltas[start:stop])
 
     def dense(self) -> DenseBlock:
         m, C, _, d = self.deltas.shape
         values = torch.zeros(m, C, self.n_entries, d, dtype=torch.float64, device=self.deltas.device)
-        places = self.tokens.reshape(m, 1, -1, 1).expand_as(self.deltas)
-        return DenseBlock(self.start, values.scatter_add_(2, places, self.deltas.double()).flatten(2))
+        entries = self.tokens.reshape(m, 1, -1, 1).expand_as(self.deltas)
+        return DenseBlock(self.start, values.scatter_add_(2, entries, self.deltas.double()).flatten(2))
 
     def expanded(self) -> Block:
         return self

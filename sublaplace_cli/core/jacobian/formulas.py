@@ -1,8 +1,8 @@
 """Layers whose gradients have a formula: from their inputs and output gradients to blocks.
 
-To add one: write `name(layer, spans, a, deltas) -> blocks` and, where a layer of that kind may be set up in a way
-the formula does not cover, a line in `has_formula`; add it to `FORMULAS` and a case to the tests. Every run
-compares the formulas with plain autograd on a few rows.
+To add one: write `name(layer, spans, a, deltas) -> blocks`, add it to `FORMULAS` and a case to the tests. Where the
+formula does not cover all settings of such a layer, add a line to `has_formula`. Every run compares the formulas with
+plain autograd on a few rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .blocks import Block, DenseBlock, stored_bytes
+from .blocks import Block, DenseBlock
 from .conv import ConvBlock, Geometry
 from .embedding import EmbeddingBlock
 from .linear import LinearBlock
@@ -28,26 +28,26 @@ def linear(layer: nn.Linear, spans: Spans, a: Tensor, deltas: Tensor) -> list[Bl
     delta = deltas.reshape(*deltas.shape[:2], -1, deltas.shape[-1])  # (m, C, T, d_out)
     if "weight" not in spans:
         return _bias(spans, delta.sum(2))
-    start = spans["weight"].start
-    together = "bias" in spans and spans["bias"].start == spans["weight"].stop
-    block = LinearBlock(start, inputs, delta, has_bias=together)
-    # One position: factored for every question. Several: whichever is smaller to keep.
-    keep = block if stored_bytes(block) <= dense_bytes(block, deltas) else block.expanded()
-    return [keep] if together else [keep, *_bias(spans, delta.sum(2))]
+    with_bias = "bias" in spans and spans["bias"].start == spans["weight"].stop
+    block: Block = LinearBlock(spans["weight"].start, inputs, delta, with_bias)
+    # One position: factored for every result. Several: whichever form is smaller.
+    if inputs.shape[1] > 1 and _saved_bytes(inputs, delta, block.width) < 0:
+        block = block.expanded()
+    return [block] if with_bias else [block, *_bias(spans, delta.sum(2))]
 
 
 def convolution(layer: nn.Conv1d | nn.Conv2d, spans: Spans, a: Tensor, deltas: Tensor) -> list[Block]:
-    """The weight kept as (a, δ) where that is smaller, else written out; the bias is δ summed over places."""
+    """The weight as (a, δ) where that is smaller, else written out; the bias is δ summed over positions."""
     blocks = _bias(spans, deltas.flatten(3).sum(3))
     if "weight" in spans:
         block = ConvBlock(spans["weight"].start, Geometry.of(layer), a, deltas)
-        blocks.insert(0, block if stored_bytes(block) < dense_bytes(block, deltas) else block.written_out())
+        blocks.insert(0, block if _saved_bytes(a, deltas, block.width) > 0 else block.written_out())
     return blocks
 
 
 def batch_norm(layer: nn.BatchNorm2d, spans: Spans, a: Tensor, deltas: Tensor) -> list[Block]:
     """In eval mode an affine map of the standardised inputs."""
-    assert layer.running_mean is not None and layer.running_var is not None, "has_formula has seen them"  # noqa: PT018
+    assert layer.running_mean is not None and layer.running_var is not None, "has_formula checks them"  # noqa: PT018
     shape = (1, -1, *[1] * (a.ndim - 2))
     scale = torch.rsqrt(layer.running_var + layer.eps)
     standard = (a - layer.running_mean.reshape(shape)) * scale.reshape(shape)
@@ -55,7 +55,7 @@ def batch_norm(layer: nn.BatchNorm2d, spans: Spans, a: Tensor, deltas: Tensor) -
 
 
 def layer_norm(layer: nn.LayerNorm, spans: Spans, a: Tensor, deltas: Tensor) -> list[Block]:
-    """An affine map of the inputs standardised over the last axes; the axes before them are positions."""
+    """An affine map of the inputs standardised over the last axes; the axes between row and these are positions."""
     standard = F.layer_norm(a, layer.normalized_shape, None, None, layer.eps)
     inner = len(layer.normalized_shape)
 
@@ -72,7 +72,7 @@ def group_norm(layer: nn.GroupNorm, spans: Spans, a: Tensor, deltas: Tensor) -> 
 
 
 def embedding(layer: nn.Embedding, spans: Spans, a: Tensor, deltas: Tensor) -> list[Block]:
-    """Gradients at the tokens' own entries; the padding entry has none."""
+    """Gradients at the entries of the tokens; the padding entry has none."""
     tokens = a.reshape(len(a), -1)
     delta = deltas.reshape(*deltas.shape[:2], -1, deltas.shape[-1])
     if layer.padding_idx is not None:
@@ -94,7 +94,7 @@ FORMULAS: dict[type[nn.Module], Formula] = {
 
 
 def formula_of(layer: nn.Module) -> Formula | None:
-    """The formula of a layer, None where it is of another kind, changed, or set up in a way none covers."""
+    """The formula of a layer; None where there is none for its type, its settings or its changes."""
     kind = next((kind for kind in FORMULAS if isinstance(layer, kind)), None)
     if kind is None or type(layer).forward is not kind.forward or not _is_plain(layer):
         return None
@@ -102,7 +102,7 @@ def formula_of(layer: nn.Module) -> Formula | None:
 
 
 def has_formula(layer: nn.Module) -> bool:
-    """Whether this layer's settings are among those that its formula covers."""
+    """Whether the formula covers this layer's settings."""
     if isinstance(layer, (nn.Conv1d, nn.Conv2d)):
         return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
@@ -113,7 +113,7 @@ def has_formula(layer: nn.Module) -> bool:
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Nothing between the parameters and the forward: no parametrization, no hooks of others, no extra tensors."""
+    """No parametrization, no hooks, no parameters besides weight and bias."""
     names = {name for name, tensor in layer._parameters.items() if tensor is not None}
     hooked = layer._forward_pre_hooks or layer._forward_hooks or layer._backward_hooks
     return names <= {"weight", "bias"} and not hooked and not hasattr(layer, "parametrizations")
@@ -126,9 +126,10 @@ def _affine(spans: Spans, deltas: Tensor, standard: Tensor, add_up: Callable[[Te
     return blocks
 
 
-def dense_bytes(block: Block, deltas: Tensor) -> int:
-    """Bytes of one row written out."""
-    return block.width * deltas.shape[1] * deltas.element_size()
+def _saved_bytes(a: Tensor, deltas: Tensor, width: int) -> int:
+    """Bytes per row that storing (a, δ) saves over writing the gradients out."""
+    stored = a[0].numel() * a.element_size() + deltas[0].numel() * deltas.element_size()
+    return width * deltas.shape[1] * deltas.element_size() - stored
 
 
 def _bias(spans: Spans, delta: Tensor) -> list[Block]:

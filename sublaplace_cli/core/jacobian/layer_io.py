@@ -1,4 +1,4 @@
-"""Which layers of a network have a formula, and their inputs and output gradients in one forward and C backwards."""
+"""Which layers of a network have a formula; their inputs and output gradients by one forward and C backward passes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .formulas import Formula, Spans, formula_of
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer with a formula, and where its trainable parameters lie."""
+    """A layer with a formula, and the positions of its trainable parameters in the flat vector."""
 
     name: str
     module: nn.Module
     formula: Formula
     spans: Spans
-    copy_input: bool = False  # the network changes this layer's input in place later on
+    copy_input: bool = False  # the network later changes this layer's input in place
     copy_output: bool = False  # … or its output
 
     @property
@@ -35,13 +35,13 @@ class Layer:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Full names of the parameters that the formula answers for."""
+        """Full names of the parameters that the formula covers."""
         return tuple(f"{self.name}.{own}" if self.name else own for own in self.spans)
 
 
 @dataclass
 class _Call:
-    """What one layer got and gave."""
+    """Input and output of one layer."""
 
     layer: Layer
     a: Tensor
@@ -50,7 +50,7 @@ class _Call:
 
 
 def recognise(model: nn.Module, layout: Layout, sample: Inputs) -> list[Layer]:
-    """Layers that ran just once, on the rows as they come, with parameters of their own."""
+    """Layers that ran once, on all rows, and whose parameters are used nowhere else."""
     layers = _candidates(model, layout)
     with torch.enable_grad(), _listening(layers) as calls:
         outputs(model, sample)
@@ -69,7 +69,7 @@ def recognise(model: nn.Module, layout: Layout, sample: Inputs) -> list[Layer]:
 
 def _candidates(model: nn.Module, layout: Layout) -> list[Layer]:
     uses = Counter(id(tensor) for _, tensor in model.named_parameters(remove_duplicate=False))
-    spans = {q.name: q.span for q in layout.parameters}
+    spans = {parameter.name: parameter.span for parameter in layout.parameters}
     layers = []
     for name, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
@@ -86,7 +86,7 @@ def layer_blocks(
     """(f (m, C), blocks of all these layers) of a batch: one forward, one backward per output."""
     with torch.enable_grad(), _listening(layers) as calls:
         f = outputs(model, inputs)
-    _require_same_way(layers, calls, row_count(inputs))
+    _require_one_call_each(layers, calls, len(f))
     probes = [call.out for call in calls]
     each = []  # by output, the gradients of all layers
     for c in range(n_outputs):
@@ -100,17 +100,17 @@ def layer_blocks(
     return f.detach(), blocks
 
 
-def _require_same_way(layers: Sequence[Layer], calls: Sequence[_Call], rows: int) -> None:
-    """Every layer once, on all rows, as in the sample that the formulas were checked on."""
+def _require_one_call_each(layers: Sequence[Layer], calls: Sequence[_Call], rows: int) -> None:
+    """Every layer must run once, on all rows, as it did on the rows that were checked."""
     ran = Counter(call.layer.name for call in calls)
     for layer in layers:
         seen = [len(call.a) for call in calls if call.layer.name == layer.name]
         if ran[layer.name] != 1 or seen != [rows]:
             raise RunError(
                 f"layer '{layer.name}' ran {ran[layer.name]} times, on {seen} of {rows} rows; on the rows that were "
-                "checked first it ran once on all of them",
-                hint="a network that treats some rows in another way cannot be differentiated in batches: write it "
-                "so that every row takes the same layers",
+                "checked at the start it ran once, on all of them",
+                hint="a network that treats some rows differently cannot be differentiated in batches: write it so "
+                "that every row passes through the same layers",
             )
 
 
@@ -121,7 +121,7 @@ def _listening(layers: Sequence[Layer]) -> Iterator[list[_Call]]:
     def keep(layer: Layer, args: tuple[Any, ...], out: Tensor) -> Tensor:
         a = args[0].detach()
         calls.append(_Call(layer, a.clone() if layer.copy_input else a, out, (a._version, out._version)))
-        # What follows may work in place on the output: then it gets a copy, and the gradient stays at ours.
+        # Later layers may change the output in place: they get a copy, and the gradient is taken at the original.
         return out.clone() if layer.copy_output else out
 
     hooks = [

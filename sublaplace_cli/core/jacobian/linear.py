@@ -1,14 +1,15 @@
 """A linear layer z = W a + b: row n of its Jacobian is Σₜ δₙₜ ⊗ [aₙₜ, 1], and stays a pair (a, δ).
 
-With one position per row every question has a closed form that never forms the product. With several (tokens)
-the sum over positions comes before any square, so a question takes the factored form where that needs fewer
-multiplications, and writes the rows out, a piece at a time, where it does not.
+With one position per row every result has a closed form that never forms δ ⊗ a. With several positions (tokens) the
+sum over positions comes before any square: the factored form is used where it needs fewer multiplications, otherwise
+the rows are written out, a piece at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from .blocks import (
     Strips,
     dense_pieces,
     narrow_strips,
+    push_of_pieces,
     put_columns_of_pieces,
     squares_of_pieces,
     strip_pairs,
@@ -28,12 +30,12 @@ from .blocks import (
 
 # An elementwise product costs about as much as this many multiplications inside a GEMM.
 ELEMENTWISE = 8
-COLUMNS_AT_ONCE = 64  # so that what is gathered for them stays in the cache
+COLUMNS_AT_ONCE = 64  # so that their factors stay in the CPU cache
 
 
 @dataclass(frozen=True)
 class LinearBlock:
-    """Weight (d_out × d_in, row-major) and, where `has_bias`, the bias right behind it."""
+    """Weight (d_out × d_in, row-major), followed by the bias where `has_bias`."""
 
     start: int
     inputs: Tensor  # a (m, T, d_in)
@@ -45,52 +47,45 @@ class LinearBlock:
         return self.inputs.shape[0]
 
     @property
-    def n_weights(self) -> int:
-        return self.deltas.shape[3] * self.inputs.shape[2]
-
-    @property
     def width(self) -> int:
-        return self.n_weights + (self.deltas.shape[3] if self.has_bias else 0)
+        return self.deltas.shape[3] * (self.inputs.shape[2] + self.has_bias)
 
     @property
     def span(self) -> slice:
-        return slice(self.start, self.start + self.width)
+        return slice(self.start, self.start + self.deltas.shape[3] * (self.inputs.shape[2] + self.has_bias))
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
-        kept = 3 * (self.inputs[:1].numel() + self.deltas[:1].numel())  # as they are, and in float64
-        written_out = self.deltas.shape[1] * self.width if self.positions > 1 else 0
-        return self.inputs.element_size() * (kept + written_out)
-
-    @property
-    def positions(self) -> int:
-        return self.inputs.shape[1]
+        factors = 3 * (self.inputs[:1].numel() + self.deltas[:1].numel())  # as they are, and in float64
+        written_out = self.deltas.shape[1] * self.width if self.inputs.shape[1] > 1 else 0
+        return self.inputs.element_size() * (factors + written_out)
 
     def squares(self, W: Tensor | None = None) -> Tensor:
-        if self.positions > 1:
+        if self.inputs.shape[1] > 1:
             return squares_of_pieces(self, self.deltas.shape[1], W)
-        delta = self.deltas[:, :, 0].double()  # (m, C, d_out), a copy of our own unless it was float64 already
+        delta = self.deltas[:, :, 0].double()  # (m, C, d_out), a new tensor unless it was float64
         delta = delta if W is None else weighted(delta, W)
         power = delta.square().sum(1) if delta.shape[1] > 1 else delta[:, 0].square()  # (m, d_out)
         weight = power.T @ self.inputs[:, 0].double().square()  # (d_out, d_in)
         return torch.cat([weight.flatten(), power.sum(0)]) if self.has_bias else weight.flatten()
 
     def put_columns(self, local: Tensor, out: Tensor) -> None:
-        if self.positions > 1 and ELEMENTWISE * len(local) > self.n_weights:
+        positions, d_in = self.inputs.shape[1:]
+        n_weights = self.deltas.shape[3] * d_in
+        if positions > 1 and ELEMENTWISE * len(local) > n_weights:
             put_columns_of_pieces(self, self.deltas.shape[1], local, out)
             return
-        is_weight = local < self.n_weights
-        d_in = self.inputs.shape[2]
-        target = torch.where(is_weight, local // d_in, local - self.n_weights)
-        into = torch.where(is_weight, local % d_in, d_in)  # the bias sees a constant 1, behind the inputs
-        for t in range(self.positions):
+        is_weight = local < n_weights
+        target = torch.where(is_weight, local // d_in, local - n_weights)
+        into = torch.where(is_weight, local % d_in, d_in)  # the input of the bias is a constant 1, after the others
+        for t in range(positions):
             self._put_columns_at(t, into, target, out)
 
     def _put_columns_at(self, t: int, into: Tensor, target: Tensor, out: Tensor) -> None:
-        """The part of position t: put in place for the first one, added for the others."""
+        """The part of position t: written for the first one, added for the others."""
         m, C = self.deltas.shape[:2]
         a = torch.ones(self.inputs.shape[2] + 1, m, dtype=torch.float64, device=into.device)
-        a[:-1] = self.inputs[:, t].T  # turned once: then a column is a run of memory
+        a[:-1] = self.inputs[:, t].T  # transposed once: then a column is contiguous
         delta = self.deltas[:, :, t].double().permute(2, 0, 1).flatten(1).contiguous()  # (d_out, m·C)
         for left in range(0, len(into), COLUMNS_AT_ONCE):
             some = slice(left, left + COLUMNS_AT_ONCE)
@@ -105,12 +100,20 @@ class LinearBlock:
         self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
     ) -> None:
         v_weight, v_bias = self._priors(prior)
-        if not isinstance(other, LinearBlock) or v_weight is None or not self._factored_is_cheaper(other.positions):
+        if not isinstance(other, LinearBlock) or v_weight is None or not self._factored_is_cheaper(other):
             left = self.dense()
             left.add_gram(left if other is self else other, prior, total, strips, dtype)
             return
-        if self.positions == other.positions == self.deltas.shape[1] == 1:
-            self._add_plain_gram(other, v_weight, v_bias, total, strips, dtype)
+        if self.inputs.shape[1] == other.inputs.shape[1] == self.deltas.shape[1] == 1:
+            # (a·a′/v_W + 1/v_b)(δ·δ′) for one position and one output, in strips that stay in the CPU cache.
+            a, delta = self._scaled_inputs(v_weight, v_bias).to(dtype), self.deltas[:, 0, 0].to(dtype)
+            b, epsilon = a, delta
+            if other is not self:
+                b, epsilon = other._scaled_inputs(v_weight, v_bias).to(dtype), other.deltas[:, 0, 0].to(dtype)
+            for top, end in narrow_strips(strips, len(a), 1):
+                columns = slice(top if other is self else 0, None)
+                inputs, gradients = a[top:end] @ b[columns].T, delta[top:end] @ epsilon[columns].T
+                total[top:end, columns].addcmul_(inputs.double(), gradients.double())
             return
         own = self._widened(dtype)
         met = own if other is self else other._widened(dtype)
@@ -118,40 +121,21 @@ class LinearBlock:
             some._add_strip(right, v_weight, v_bias, part)
 
     def _widened(self, dtype: torch.dtype) -> LinearBlock:
-        """The same in the dtype of the products, once for all strips."""
+        """The same in the dtype of the products."""
         return LinearBlock(self.start, self.inputs.to(dtype), self.deltas.to(dtype), self.has_bias)
 
     def _add_strip(self, other: LinearBlock, v_weight: float, v_bias: float | None, total: Tensor) -> None:
         m, C, T, _ = self.deltas.shape
-        n, _, S, _ = other.deltas.shape
-        kernel = self.inputs.flatten(0, 1) @ other.inputs.flatten(0, 1).T / v_weight  # (m·T, n·S)
+        n, _, T2, _ = other.deltas.shape
+        kernel = self.inputs.flatten(0, 1) @ other.inputs.flatten(0, 1).T / v_weight  # (m·T, n·T2)
         if v_bias is not None:
             kernel += 1 / v_bias
-        gradient = self.deltas.flatten(0, 2) @ other.deltas.flatten(0, 2).T  # (m·C·T, n·C·S)
-        product = gradient.view(m, C, T, n, C, S) * kernel.view(m, 1, T, n, 1, S)
-        total += product.sum(dim=(2, 5)).reshape(m * C, n * C)
+        gradient = self.deltas.flatten(0, 2) @ other.deltas.flatten(0, 2).T  # (m·C·T, n·C·T2)
+        pairs = gradient.view(m, C, T, n, C, T2) * kernel.view(m, 1, T, n, 1, T2)
+        total += pairs.sum(dim=(2, 5)).reshape(m * C, n * C)
 
-    def _add_plain_gram(
-        self,
-        other: LinearBlock,
-        v_weight: float,
-        v_bias: float | None,
-        total: Tensor,
-        strips: Strips | None,
-        dtype: torch.dtype,
-    ) -> None:
-        """(a·a′/v_W + 1/v_b)(δ·δ′) for one position and one output, in strips that stay in the cache."""
-        a, delta = self._seen(v_weight, v_bias).to(dtype), self.deltas[:, 0, 0].to(dtype)
-        b, epsilon = a, delta
-        if other is not self:
-            b, epsilon = other._seen(v_weight, v_bias).to(dtype), other.deltas[:, 0, 0].to(dtype)
-        for top, end in narrow_strips(strips, len(a), 1):
-            columns = slice(top if other is self else 0, None)
-            inputs, gradients = a[top:end] @ b[columns].T, delta[top:end] @ epsilon[columns].T
-            total[top:end, columns].addcmul_(inputs.double(), gradients.double())
-
-    def _seen(self, v_weight: float, v_bias: float | None) -> Tensor:
-        """The inputs in the prior's metric, behind them the constant that the bias sees (m, d_in + 1)."""
+    def _scaled_inputs(self, v_weight: float, v_bias: float | None) -> Tensor:
+        """The inputs in the prior's metric, followed by the constant input of the bias (m, d_in + 1)."""
         m, _, d_in = self.inputs.shape
         a = self.inputs.new_empty(m, d_in if v_bias is None else d_in + 1, dtype=torch.float64)
         a[:, :d_in] = self.inputs[:, 0]
@@ -160,16 +144,17 @@ class LinearBlock:
             a[:, d_in] = v_bias**-0.5
         return a
 
-    def _factored_is_cheaper(self, other_positions: int) -> bool:
+    def _factored_is_cheaper(self, other: LinearBlock) -> bool:
         d_out, d_in = self.deltas.shape[3], self.inputs.shape[2]
-        return self.positions * other_positions * (d_in + d_out + ELEMENTWISE) <= d_in * d_out
+        return self.inputs.shape[1] * other.inputs.shape[1] * (d_in + d_out + ELEMENTWISE) <= d_in * d_out
 
     def norms(self, prior: Tensor) -> Tensor:
         v_weight, v_bias = self._priors(prior)
-        if v_weight is None or self.positions * (self.inputs.shape[2] + self.deltas.shape[3]) > self.n_weights:
+        (positions, d_in), d_out = self.inputs.shape[1:], self.deltas.shape[3]
+        if v_weight is None or positions * (d_in + d_out) > d_in * d_out:
             return torch.cat([piece.norms(prior) for piece in dense_pieces(self, self.deltas.shape[1])])
         a, delta = self.inputs.double(), self.deltas.double()
-        if self.positions == 1:
+        if positions == 1:
             length = a.square().sum(dim=(1, 2)) / v_weight + (0 if v_bias is None else 1 / v_bias)
             return (length.unsqueeze(1) * delta.square().sum(dim=(2, 3))).flatten()
         kernel = torch.einsum("nti,nsi->nts", a, a) / v_weight
@@ -181,8 +166,11 @@ class LinearBlock:
         m, C = self.deltas.shape[:2]
         delta = torch.einsum("ncr,ncto->ntro", u.reshape(m, C, -1), self.deltas.double())  # (m, T, r, d_out)
         weight = delta.flatten(0, 1).flatten(1).T @ self.inputs.double().flatten(0, 1)  # (r·d_out, d_in)
-        weight = weight.reshape(-1, self.n_weights)  # (r, d_out·d_in)
+        weight = weight.reshape(-1, self.deltas.shape[3] * self.inputs.shape[2])  # (r, d_out·d_in)
         return torch.cat([weight, delta.sum(dim=(0, 1))], dim=1).T if self.has_bias else weight.T
+
+    def push(self, x: Tensor) -> Tensor:
+        return push_of_pieces(self, self.deltas.shape[1], x)
 
     def rows(self, start: int, stop: int) -> LinearBlock:
         return LinearBlock(self.start, self.inputs[start:stop], self.deltas[start:stop], self.has_bias)
@@ -194,7 +182,7 @@ class LinearBlock:
         return DenseBlock(self.start, values)
 
     def expanded(self) -> Block:
-        return self if self.positions == 1 else self.dense().rounded(self.inputs.dtype)
+        return self if self.inputs.shape[1] == 1 else self.dense().rounded(self.inputs.dtype)
 
     def tensors(self) -> dict[str, Tensor]:
         return {"inputs": self.inputs, "deltas": self.deltas}
@@ -203,11 +191,12 @@ class LinearBlock:
         return LinearBlock(self.start, tensors["inputs"], tensors["deltas"], self.has_bias)
 
     def _priors(self, prior: Tensor) -> tuple[float | None, float | None]:
-        """(v of the weight, v of the bias) where each has one; None for a weight whose prior varies inside it."""
-        weight = prior[: self.n_weights]
+        """(v of the weight, v of the bias) where each has one value; None for a weight whose prior varies."""
+        n_weights = self.deltas.shape[3] * self.inputs.shape[2]
+        weight = prior[:n_weights]
         if not bool((weight == weight[0]).all()):
             return None, None
         if not self.has_bias:
             return float(weight[0]), None
-        bias = prior[self.n_weights :]
+        bias = prior[n_weights:]
         return (float(weight[0]), float(bias[0])) if bool((bias == bias[0]).all()) else (None, None)

@@ -1,8 +1,8 @@
-"""Where Jacobian rows come from: held in memory, read back from a store, or computed again.
+"""Jacobian rows: held in memory, read from a store, or recomputed.
 
-All three answer `load(start, stop, which)` with blocks; `by_block` says whether one block alone is as cheap as its
-share. `templates` holds the same blocks for a few rows, to tell what there is without loading it. The outputs f
-come with the rows, because the same pass gives both.
+`load(start, stop, which)` returns blocks. `by_block` says whether loading one block costs only its share of the whole.
+`templates` holds the same blocks for a few rows, which describe the layout without loading. The outputs f come with the
+rows, because the same pass computes both.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor
 from ..network.layout import Layout
 from .blocks import Block, joined
 
-# Share of the memory budget that one tile of rows may take: two tiles and their float64 panels live at
-# once, beside the matrices that the caller holds. Wider tiles gain no speed, and the cap keeps the order
-# of the sums, hence the bits, independent of how much memory happens to be free.
+# Share of the memory budget that one tile of rows may take: two tiles and their float64 panels are alive at the same
+# time, together with the caller's matrices. Larger tiles are no faster, and the cap keeps the order of the sums, and so
+# the bits, independent of how much memory is free.
 TILE_SHARE = 6
 MOST_TILE_BYTES = 256 * 2**20
 
@@ -37,19 +37,19 @@ class Jacobian(Protocol):
     @property
     def by_block(self) -> bool: ...
     @property
-    def rows_per_read(self) -> int: ...  # rows that are made or read together
+    def rows_per_read(self) -> int: ...  # rows that are computed or read at once
     def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]: ...
 
 
 def loaded(
     jacobian: Jacobian, tiles: Sequence[tuple[int, int]], which: Sequence[int] | None = None
 ) -> Iterator[tuple[int, int, list[Block]]]:
-    """(first row, last row, blocks) of one tile after the other; what can be read meanwhile is told what comes next."""
+    """(first row, last row, blocks) of each tile; the next tile is announced, so that it can be prefetched."""
     expect = getattr(jacobian, "expect", None)
-    for (a, b), following in zip_longest(tiles, tiles[1:]):
+    for (a, b), next_tile in zip_longest(tiles, tiles[1:]):
         blocks = jacobian.load(a, b, which)
-        if expect is not None and following is not None:
-            expect(*following, which)
+        if expect is not None and next_tile is not None:
+            expect(*next_tile, which)
         yield a, b, blocks
 
 
@@ -68,38 +68,40 @@ class HeldJacobian:
         return self.blocks
 
     def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
-        return [self.blocks[i].rows(start, stop) for i in _chosen(which, self.blocks)]
+        blocks = self.blocks if which is None else [self.blocks[i] for i in which]
+        whole = start == 0 and stop == len(self.outputs)
+        return list(blocks) if whole else [block.rows(start, stop) for block in blocks]
 
 
 class BlockBuffer:
-    """Blocks of all rows, filled a few rows at a time in their final place, so that nothing exists twice."""
+    """Blocks of all rows, filled a few rows at a time, so that no row exists twice."""
 
     def __init__(self, n_rows: int) -> None:
         self.n_rows = n_rows
         self.blocks: tuple[Block, ...] = ()
+        self.tensors: list[dict[str, Tensor]] = []  # of each block
 
     def put(self, start: int, blocks: Sequence[Block]) -> None:
+        """Copy the rows of these blocks to the rows from `start` on."""
+        parts = [block.tensors() for block in blocks]
         if not self.blocks:
-            self.blocks = tuple(_with_room(block, self.n_rows) for block in blocks)
-        for whole, block in zip(self.blocks, blocks, strict=True):
-            for place, values in zip(whole.tensors().values(), block.tensors().values(), strict=True):
-                place[start : start + block.n_rows] = values
-
-
-def _with_room(block: Block, n_rows: int) -> Block:
-    return block.with_tensors({name: t.new_empty(n_rows, *t.shape[1:]) for name, t in block.tensors().items()})
+            self.tensors = [{key: t.new_empty(self.n_rows, *t.shape[1:]) for key, t in part.items()} for part in parts]
+            self.blocks = tuple(block.with_tensors(own) for block, own in zip(blocks, self.tensors, strict=True))
+        for own, part in zip(self.tensors, parts, strict=True):
+            for key, values in part.items():
+                own[key][start : start + len(values)] = values
 
 
 @dataclass(frozen=True)
 class StoredJacobian:
-    """Rows behind `read(block, start, stop)`, which gives a block on the device to work on."""
+    """Rows behind `read(block, start, stop)`, which returns a block on the device."""
 
     layout: Layout
     outputs: Tensor  # (N, C)
     templates: tuple[Block, ...]
     read: Callable[[int, int, int], Block]
     rows_per_read: int = 1
-    announce: Callable[[int, int, int], None] | None = None  # to whom it is told what will be read next
+    announce: Callable[[int, int, int], None] | None = None  # called with what will be read next
     by_block: bool = field(default=True, init=False)
 
     def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
@@ -114,11 +116,11 @@ class StoredJacobian:
 
 @dataclass(frozen=True)
 class HoldingJacobian:
-    """Another Jacobian whose blocks are held in memory, in a form of their own, from their first reading on."""
+    """Another Jacobian whose blocks are cached in memory, in another form, when they are first read."""
 
     source: Jacobian
     form: Callable[[Block], Block]
-    step: int  # rows that are brought into that form together: those of a pass, so that the bits are always the same
+    step: int  # rows that are converted at once: those of a pass, so that the bits are always the same
     held: dict[int, Block] = field(default_factory=dict, init=False, compare=False)
     by_block: bool = field(default=True, init=False)
     rows_per_read: int = field(default=1, init=False)
@@ -139,19 +141,18 @@ class HoldingJacobian:
         chosen = _chosen(which, self.templates)
         missing = [i for i in chosen if i not in self.held]
         for group in [[i] for i in missing] if self.source.by_block else [missing] if missing else []:
-            gathering, n_rows = BlockBuffer(len(self.outputs)), len(self.outputs)
+            buffer, n_rows = BlockBuffer(len(self.outputs)), len(self.outputs)
             for a, _, blocks in loaded(self.source, list(aligned(0, n_rows, self.step, n_rows)), group):
-                gathering.put(a, [self.form(block) for block in blocks])
-            self.held.update(zip(group, gathering.blocks, strict=True))
+                buffer.put(a, [self.form(block) for block in blocks])
+            self.held.update(zip(group, buffer.blocks, strict=True))
         return [self.held[i].rows(start, stop) for i in chosen]
 
 
 @dataclass(frozen=True)
 class RecomputedJacobian:
-    """Rows that are computed anew at each reading, because storing them was too large.
+    """Rows that are recomputed at each reading, because they are too large to store.
 
-    Passes run in the same slices of `rows_per_read` rows however much is asked for at once, so that every reading
-    gives the same bits.
+    Passes always run in the same slices of `rows_per_read` rows, so that every reading gives the same bits.
     """
 
     layout: Layout
@@ -176,7 +177,7 @@ class SomeRows:
 
     source: Jacobian
     rows: Sequence[int]
-    in_pieces_of: int = 1  # rows that are next to each other in the source, too
+    in_pieces_of: int = 1  # rows that are also neighbours in the source
 
     @property
     def layout(self) -> Layout:
@@ -211,7 +212,7 @@ class SomeRows:
 
 
 def runs(rows: Sequence[int]) -> list[tuple[int, int]]:
-    """[first, last) of every run of neighbours in rising numbers."""
+    """[first, last) of every run of consecutive numbers in a rising sequence."""
     found: list[tuple[int, int]] = []
     for row in rows:
         if found and found[-1][1] == row:
@@ -235,25 +236,20 @@ def row_tiles(
     most: int | None = None,
     cap: int = MOST_TILE_BYTES,
 ) -> list[tuple[int, int]]:
-    """Slices of at most `most` rows whose blocks, with `extra` bytes a row, stay within a share of the memory.
+    """Slices of at most `most` rows whose blocks, with `extra` bytes per row, stay within a share of the memory.
 
-    Tiles keep to the rows_per_read in which the rows are made or stored, so that none is made or read twice.
+    Tiles are multiples of `rows_per_read`, so that no row is computed or read twice.
     """
-    n_rows = len(jacobian.outputs)
-    budget = min(memory // TILE_SHARE, cap)
-    step = max(1, min(n_rows, budget // max(bytes_per_row(jacobian, which) + extra, 1), most or n_rows))
+    n_rows, templates = len(jacobian.outputs), jacobian.templates
+    row_bytes = sum(block.row_bytes for block in (templates if which is None else [templates[i] for i in which]))
+    step = max(1, min(n_rows, min(memory // TILE_SHARE, cap) // max(row_bytes + extra, 1), most or n_rows))
     if step > jacobian.rows_per_read:
         step -= step % jacobian.rows_per_read
     return [(left, min(left + step, n_rows)) for left in range(0, n_rows, step)]
 
 
-def bytes_per_row(jacobian: Jacobian, which: Sequence[int] | None = None) -> int:
-    """Bytes that one row takes while its blocks answer questions."""
-    return sum(jacobian.templates[i].row_bytes for i in _chosen(which, jacobian.templates))
-
-
 def block_groups(*jacobians: Jacobian) -> list[list[int]]:
-    """Block by block where each can be read alone; else all at once, so that no pass is repeated."""
+    """One group per block where each can be read alone; else one group, so that no pass is repeated."""
     everything = list(range(len(jacobians[0].templates)))
     if all(jacobian.by_block for jacobian in jacobians):
         return [[i] for i in everything]

@@ -1,9 +1,8 @@
-"""Whether a Gram matrix of float32 products is good enough: variances at a sample of rows, against float64.
+"""Whether a Gram matrix of float32 products is accurate enough: variances at a sample of rows, compared with float64.
 
-With the factor of the approximate matrix comes w ≈ w* = (I + K)⁻¹k. The residual form q(w) = ‖g − Aᵀw‖² + ‖w‖², formed
-in float64, is var + ‖w − w*‖² in the metric I + K: it differs from the variance in second order only, and that part is
-at most ‖r‖², r = k − (I + K)w. The rows of r at a sample of the training rows, from exact rows of K, tell how large
-that is.
+The factor of the approximate matrix gives w ≈ w* = (I + K)⁻¹k. The residual form ‖g − Aᵀw‖² + ‖w‖², computed in
+float64, equals var + ‖w − w*‖² in the metric I + K: it differs from the variance in second order only, by at most ‖r‖²
+with r = k − (I + K)w. That is estimated from r at a sample of training rows, for which exact rows of K are computed.
 """
 
 from __future__ import annotations
@@ -14,40 +13,40 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...errors import NumericsError
+from ...errors import NumericsError, Reason
 from ..jacobian.rows import Jacobian
 from ..jacobian.sharded import some_rows
 from ..linalg import solve_lower, solve_lower_transposed
 from .precision import Precision
 from .weighting import weigh_columns
 
-SAMPLE = 16  # rows, evenly spread
+SAMPLE = 16  # rows, evenly spaced
 BOUND = 1e-3  # largest relative error of a variance
 
 
 def sample_of(jacobian: Jacobian) -> tuple[Jacobian, Sequence[int]]:
-    """A few of its rows, and which; all where it already is a choice of rows."""
+    """A few of its rows and their numbers; all rows where it is already a choice of rows."""
     n_rows = len(jacobian.outputs)
     if getattr(jacobian, "rows", None) is not None:
         return jacobian, range(n_rows)
-    return some_rows(jacobian, _spread(n_rows)), _spread(n_rows)
+    return some_rows(jacobian, _evenly_spaced(n_rows)), _evenly_spaced(n_rows)
 
 
-def _spread(n_rows: int) -> Sequence[int]:
+def _evenly_spaced(n_rows: int) -> Sequence[int]:
     return list(range(0, n_rows, max(1, n_rows // SAMPLE)))[:SAMPLE]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A few training rows and, in float64, their products with all of them: a look at every row of the Jacobian."""
+    """A few training rows and, in float64, their products with all training rows."""
 
     rows: Jacobian
-    places: Tensor  # (s,)
+    numbers: Tensor  # of these rows (s,)
     cross: Tensor  # A V⁻¹ gᵀ (N·C, s·C)
 
     @classmethod
     def of(cls, precision: Precision) -> Sample:
-        chosen = _spread(len(precision.jacobian.outputs))
+        chosen = _evenly_spaced(len(precision.jacobian.outputs))
         rows = some_rows(precision.jacobian, chosen)
         return cls(rows, torch.tensor(chosen, device=precision.root.device), _exact_cross(precision, rows))
 
@@ -61,17 +60,17 @@ def require_accuracy(
 ) -> float:
     """The largest relative error of the variances `found` (m·C,) at these rows; refused above the bound.
 
-    `cross` is A V⁻¹ gᵀ (N·C, m·C) as the variances were made from it.
+    `cross` is A V⁻¹ gᵀ (N·C, m·C), from which the variances were computed.
     """
     w = solve_lower_transposed(L, solve_lower(L, cross))  # (N·C, m·C)
     exact = sample.cross if rows is sample.rows else _exact_cross(precision, rows)
     everything = torch.arange(rows.outputs.numel(), device=w.device)
     upper = precision.residual_norms(rows, everything, w) + w.square().sum(0)
     N, C = precision.root.shape[:2]
-    K = weigh_columns(sample.cross, precision.root[sample.places]).T  # (s·C, N·C)
-    k, w_there = (q.reshape(N, C, -1)[sample.places].flatten(0, 1) for q in (exact, w))
-    residual = k - w_there - K @ w
-    second_order = residual.square().sum(0) * (N / len(sample.places))
+    K = weigh_columns(sample.cross, precision.root[sample.numbers]).T  # (s·C, N·C)
+    cross_there, w_there = (X.reshape(N, C, -1)[sample.numbers].flatten(0, 1) for X in (exact, w))
+    residual = cross_there - w_there - K @ w
+    second_order = residual.square().sum(0) * (N / len(sample.numbers))
     error = float((((found - upper).abs() + second_order) / upper).max())
     if not error <= BOUND:
         raise not_good_enough(
@@ -82,8 +81,7 @@ def require_accuracy(
 
 
 def not_good_enough(why: str) -> NumericsError:
-    """The error for products in float32 that show."""
+    """The error for float32 products that are not accurate enough."""
     return NumericsError(
-        f"--gram-dtype float32 is not good enough here: {why}",
-        hint="use --gram-dtype float64, or raise posterior.prior_precision or posterior.noise_variance",
+        f"a Gram matrix of float32 products is not accurate enough here: {why}", reason=Reason.GRAM_FLOAT32
     )

@@ -1,12 +1,11 @@
-"""Ω = AᵀA + V as a small object that answers questions and is never formed.
+"""Ω = AᵀA + V as a small object that is never formed.
 
-Its diagonal, some of its columns, a principal sub-matrix, and the Gram matrix of its rows; the loops behind the
-answers are in `folds`.
+It computes its diagonal, some of its columns, a principal sub-matrix, and the Gram matrix of its rows; the loops over
+the rows are in `row_sums`, `gram` and `residuals`.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,10 +14,11 @@ import torch
 from torch import Tensor
 
 from ..jacobian.rows import Jacobian
+from ..linalg import mirrored
 from ..network.layout import Layout
 from ..progress import ProgressFactory, no_progress
 from . import residuals
-from .gram import gram
+from .gram import gram_strips
 from .row_sums import column_chunks, column_products, squared_gradients
 from .weighting import weigh_columns, weighted_columns
 
@@ -45,14 +45,14 @@ class Precision:
 
     @cached_property
     def common_weight(self) -> float | None:
-        """w where every W is w·I, as for a regression: then it can be taken into the prior, and costs nothing."""
+        """w where every W is w·I, as for a regression: then it is moved into the prior, and costs nothing."""
         w = self.root[0, 0, 0]
         same = self.root == w * torch.eye(self.root.shape[1], dtype=self.root.dtype, device=self.root.device)
         return float(w) if bool(same.all()) and float(w) > 0 else None
 
     @property
     def own_root(self) -> Tensor | None:
-        """W where it is not the same for all rows."""
+        """W, or None where it is w·I for all rows."""
         return self.root if self.common_weight is None else None
 
     def data_diagonal(self) -> Tensor:
@@ -61,49 +61,49 @@ class Precision:
         return diagonal if self.common_weight is None else diagonal.mul_(self.common_weight**2)
 
     def _scale(self, S: Tensor) -> Tensor:
-        """What columns of J are multiplied by besides W, to be in the prior's metric (k,)."""
+        """Factors, besides W, that bring columns of J into the prior's metric (k,)."""
         return self.prior[S].rsqrt().mul_(1.0 if self.common_weight is None else self.common_weight)
 
     def column_chunks(self, S: Tensor) -> Iterator[Tensor]:
-        """A′[:, S]ᵀ in the prior's metric, a chunk of rows at a time (k, m·C), each the caller's to change."""
+        """A′[:, S]ᵀ in the prior's metric, a chunk of rows at a time (k, m·C); the caller may change each chunk."""
         scale = self._scale(S)
         for start, J_S in column_chunks(self.jacobian, S, self.memory):
             yield weighted_columns(J_S, scale, self.own_root, start)
 
     def columns(self, S: Tensor) -> Tensor:
         """A′[:, S]ᵀ in the prior's metric as a whole (k, N·C)."""
-        chunks = self.column_chunks(S)
-        first = next(chunks)
-        if first.shape[1] == self.n_rows:
-            return first
-        A = torch.empty(len(S), self.n_rows, dtype=torch.float64, device=self.root.device)
-        done = 0
-        for chunk in itertools.chain([first], chunks):
+        scale, A, done = self._scale(S), torch.empty(0), 0
+        for start, J_S in column_chunks(self.jacobian, S, self.memory):
+            chunk = weighted_columns(J_S, scale, self.own_root, start)
+            if chunk.shape[1] == self.n_rows:
+                return chunk
+            if start == 0:
+                A = chunk.new_empty(len(S), self.n_rows)
             A[:, done : done + chunk.shape[1]] = chunk
             done += chunk.shape[1]
         return A
 
     def submatrix(self, S: Tensor) -> Tensor:
-        """A′ᵀA′ at S, i.e. Ω_SS less the prior, in its metric (k, k): what lies on and above the diagonal."""
+        """A′ᵀA′ at S, i.e. Ω_SS without the prior, in the prior's metric (k, k), on and above the diagonal."""
         return column_products(self.jacobian, self.own_root, self._scale(S), S, self.memory, progress=self.progress)
 
     def gram(self) -> Tensor:
         """K = A V⁻¹ Aᵀ (N·C, N·C)."""
-        w = self.common_weight
+        J, w, single = self.jacobian, self.common_weight, self.gram_dtype == torch.float32
+        prior = self.prior if w is None else self.prior / w**2
+        K = mirrored(gram_strips(J, J, prior, self.memory, True, single, progress=self.progress))
         if w is not None:
-            return self._gram(self.jacobian, self.prior / w**2)
-        K = self._gram(self.jacobian, self.prior)
+            return K
         return weigh_columns(weigh_columns(K, self.root, in_place=True).T, self.root, in_place=True)
 
     def cross_gram(self, other: Jacobian) -> Tensor:
         """A V⁻¹ J′ᵀ with the unweighted rows of another Jacobian (N·C, M·C)."""
-        w = self.common_weight
-        if w is not None:
-            return self._gram(other, self.prior / w).T
-        return weigh_columns(self._gram(other, self.prior), self.root, in_place=True).T
-
-    def _gram(self, left: Jacobian, prior: Tensor) -> Tensor:
-        return gram(left, self.jacobian, prior, self.memory, self.gram_dtype, progress=self.progress)
+        w, same, single = self.common_weight, other is self.jacobian, self.gram_dtype == torch.float32
+        prior = self.prior if w is None else self.prior / w
+        K = gram_strips(other, self.jacobian, prior, self.memory, same, single, progress=self.progress)
+        if same:
+            mirrored(K)
+        return K.T if w is not None else weigh_columns(K, self.root, in_place=True).T
 
     def residual_norms(self, other: Jacobian, chosen: Tensor, w: Tensor) -> Tensor:
         """‖g − Aᵀw‖² in the metric V⁻¹ for chosen rows g (flat over M·C) of another Jacobian."""

@@ -62,28 +62,28 @@ def row_norms(jacobian: Jacobian, prior: Tensor, memory: int) -> Tensor:
 def column_chunks(jacobian: Jacobian, S: Tensor, memory: int) -> Iterator[tuple[int, Tensor]]:
     """(first row, J[rows, S]ᵀ) in the order of S (k, m·C), reading only the blocks that hold some of S."""
     C = jacobian.outputs.shape[1]
-    places = _Places.of(jacobian.templates, S)
-    tiles = row_tiles(jacobian, memory, places.blocks, extra=16 * C * len(S))
+    positions = _BlockPositions.of(jacobian.templates, S)
+    tiles = row_tiles(jacobian, memory, positions.blocks, extra=16 * C * len(S))
     if isinstance(jacobian, ShardedJacobian):
         yield from ((a, columns_between(jacobian, S, a, b)) for a, b in tiles)
     else:
-        for a, b, blocks in loaded(jacobian, tiles, places.blocks):
-            yield a, places.put_together(blocks, (b - a) * C)
+        for a, b, blocks in loaded(jacobian, tiles, positions.blocks):
+            yield a, positions.gather(blocks, (b - a) * C)
 
 
 @collective
 def columns_between(jacobian: ShardedJacobian, S: Tensor, start: int, stop: int) -> Tensor:
-    """J[start:stop, S]ᵀ (k, m·C) of a team's rows: each worker puts its own together and brings them to the leader."""
+    """J[start:stop, S]ᵀ (k, m·C) on the leader: each worker sends the part of its own rows."""
     workers, C = jacobian.workers, jacobian.outputs.shape[1]
-    places = _Places.of(jacobian.templates, S)
+    positions = _BlockPositions.of(jacobian.templates, S)
     leads = workers.rank == LEADER
     whole = S.new_empty(len(S), (stop - start) if leads else 0, C, dtype=torch.float64)
     parts = {worker: jacobian.owned_by(worker, start, stop) for worker in range(workers.size)}
     own = whole[:, :0]
     if len(parts[workers.rank]):
         first = jacobian.local_number(start)
-        blocks = jacobian.own.load(first, first + len(parts[workers.rank]), places.blocks)
-        own = places.put_together(blocks, len(parts[workers.rank]) * C).reshape(len(S), -1, C)
+        blocks = jacobian.own.load(first, first + len(parts[workers.rank]), positions.blocks)
+        own = positions.gather(blocks, len(parts[workers.rank]) * C).reshape(len(S), -1, C)
     for worker, rows in parts.items():
         if len(rows) and workers.rank in (worker, LEADER):
             part = own if worker == workers.rank else whole.new_empty(len(S), len(rows), C)
@@ -94,9 +94,9 @@ def columns_between(jacobian: ShardedJacobian, S: Tensor, start: int, stop: int)
 
 
 def columns_of_blocks(blocks: Sequence[Block], S: Tensor, n_rows: int) -> Tensor:
-    """Jᵀ at S out of the blocks of one pass (k, n_rows)."""
-    places = _Places.of(blocks, S)
-    return places.put_together([blocks[i] for i in places.blocks], n_rows)
+    """Jᵀ at S from the blocks of one pass (k, n_rows)."""
+    positions = _BlockPositions.of(blocks, S)
+    return positions.gather([blocks[i] for i in positions.blocks], n_rows)
 
 
 @collective
@@ -121,15 +121,15 @@ def column_products(
 
 
 @dataclass(frozen=True)
-class _Places:
-    """Where the columns S are: which blocks hold them, and where in each; they are put together in rising order."""
+class _BlockPositions:
+    """The blocks that hold the columns S, and the positions in each; columns are gathered in rising order."""
 
-    blocks: list[int]  # numbers of the blocks that hold some
+    blocks: list[int]  # numbers of the blocks that hold some of S
     columns: list[Tensor]  # positions within each of these
     back: Tensor | None  # from rising order to that of S; None where they are the same
 
     @classmethod
-    def of(cls, blocks: Sequence[Block], S: Tensor) -> _Places:
+    def of(cls, blocks: Sequence[Block], S: Tensor) -> _BlockPositions:
         rising, order = S.sort()
         starts = torch.tensor([*(block.start for block in blocks), blocks[-1].span.stop], device=S.device)
         cuts = torch.searchsorted(rising, starts).tolist()
@@ -138,13 +138,13 @@ class _Places:
         columns = [rising[cuts[i] : cuts[i + 1]] - blocks[i].start for i in held]
         return cls(held, columns, None if in_order else order.argsort())
 
-    def put_together(self, blocks: Sequence[Block], n_rows: int) -> Tensor:
-        """Jᵀ at S (k, n_rows) out of the blocks that hold it."""
+    def gather(self, blocks: Sequence[Block], n_rows: int) -> Tensor:
+        """Jᵀ at S (k, n_rows) from the blocks that hold it."""
         k = sum(map(len, self.columns))
         J_S = torch.empty(k, n_rows, dtype=torch.float64, device=self.columns[0].device)
         done = 0
         for block, local in zip(blocks, self.columns, strict=True):
             block.put_columns(local, J_S[done : done + len(local)])
             done += len(local)
-        # Whole runs of memory moved once are quicker than columns written where they belong.
+        # Reordering contiguous columns once is faster than writing each to its final position.
         return J_S if self.back is None else J_S.index_select(0, self.back)

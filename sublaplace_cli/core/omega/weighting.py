@@ -9,7 +9,7 @@ WEIGHTED_ROWS = 1024  # rows of a matrix that are weighted at a time
 
 
 def weigh_columns(K: Tensor, W: Tensor, in_place: bool = False) -> Tensor:
-    """K with its columns (n, c) turned by Wₙ: (r, N·C) → (r, N·C)."""
+    """K with its columns (n, c) multiplied by Wₙ: (r, N·C) → (r, N·C)."""
     N, C, _ = W.shape
     if C == 1:
         return K.mul_(W.reshape(1, N)) if in_place else K * W.reshape(1, N)

@@ -11,9 +11,7 @@ from cli.cli_tools import Project, Tool, mlp, refused, save
 
 from sublaplace_cli.catalog import PICTURES
 from sublaplace_cli.errors import UserError
-from sublaplace_cli.render.plots import COLOURS, _colour, _grouped, _marker
 from sublaplace_cli.steps import request
-from sublaplace_cli.steps.figures import Figures, LayerShare
 from sublaplace_cli.steps.settings import Settings
 
 METHODS = ("--method", "gradient,last-k,neural-linear,norm,map", "--k", "5,10,20")
@@ -168,20 +166,3 @@ def test_a_posterior_alone_can_be_reported(tool: Tool, project: Project) -> None
     words = ("evaluate", "--posterior", "r/posterior-gradient-k5.safetensors", "--report", "p.html")
     assert tool(*words, cwd=project.folder).code == 0
     assert "Calibration" in (project.folder / "p.html").read_text()
-
-
-def test_no_two_lines_look_the_same():
-    styles = [(_colour(i), _marker(i)) for i in range(40)]
-    assert len(set(styles)) == 40
-    channels = [[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in COLOURS]
-    greys = sorted(0.299 * r + 0.587 * g + 0.114 * b for r, g, b in channels)
-    assert len(set(COLOURS)) == len(greys) == 8
-
-
-def test_a_map_of_many_layers_adds_them_up():
-    layers = [LayerShare(f"layer{i}.{j}.weight", 10, {"a": j}) for i in range(3) for j in range(50)]
-    grouped = _grouped(Figures("regression", [], [], layers, {}))
-    assert [name for name, _, _ in grouped] == ["layer0", "layer1", "layer2"]
-    assert all(size == 500 and chosen == {"a": sum(range(50))} for _, size, chosen in grouped)
-    few = _grouped(Figures("regression", [], [], layers[:4], {}))
-    assert [name for name, _, _ in few] == [layer.name for layer in layers[:4]]

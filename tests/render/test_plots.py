@@ -1,0 +1,127 @@
+"""Pictures of results made by hand: what they say, and that no two lines look the same."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+import pytest
+from results.made_results import result, row
+
+from sublaplace_cli.catalog import PICTURES, load
+from sublaplace_cli.render.plots import COLOURS, _colour, _grouped, _marker, curves, picture
+from sublaplace_cli.results.figures import Figures, LayerShare, Series
+from sublaplace_cli.results.sweep import combine
+
+AXES = ("nominal coverage of the targets", "empirical coverage")
+
+
+def figures(**more) -> Figures:
+    line = Series("gradient (k = 5)", [0.1, 0.5], [0.2, 3.0])
+    empty = {"calibration": [line], "scatter": [line], "layers": [LayerShare("0.weight", 4, {"gradient (k = 5)": 3})]}
+    return Figures(**{"calibration_axes": AXES, "missing": {}, **empty, **more})
+
+
+def words(figure) -> str:
+    """Text is drawn as outlines; matplotlib puts the words into comments."""
+    return " ".join(re.findall(r"<!-- (.*?) -->", picture(figure, "svg").decode()))
+
+
+def labels(axes) -> list[str]:
+    return axes.get_legend_handles_labels()[1]
+
+
+@pytest.mark.parametrize("kind", PICTURES)
+def test_the_same_numbers_give_the_same_picture(kind):
+    found = result(row(w2=0.5, nll=1.0), row(k=9, w2=0.2, nll=1.0))
+    first, second = (picture(load(PICTURES[kind])(found, figures()), "svg") for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize(("kind", "start"), [("png", b"\x89PNG\r\n"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_kinds_of_files(kind, start):
+    assert picture(curves(result(row(w2=0.5)), figures()), kind).startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("values", "label"),
+    [
+        ({"coverage95": 0.9, "coverage95_total": 0.9, "nll": 1.0}, "coverage of the oracle by 95 % intervals"),
+        ({"coverage95": None, "coverage95_total": 0.9, "nll": 1.0}, "coverage of the targets by 95 % intervals"),
+        ({"nll": 1.0}, "negative log-likelihood"),
+        ({}, "negative log-likelihood"),
+    ],
+)
+def test_the_second_panel_is_the_first_metric_that_is_known(values, label):
+    figure = curves(result(row(w2=0.5, **values)), figures())
+    left, right = figure.axes
+    assert left.get_ylabel() == "W2 to the full posterior: mean |σ_full − σ|"
+    assert right.get_ylabel() == label
+    assert ("nominal 0.95" in words(figure)) is label.startswith("coverage")
+
+
+def test_references_are_horizontal_lines_and_fixed_sizes_hollow_markers():
+    methods = ["gradient", "neural-linear", "names:0.*", "norm", "full"]
+    rows = [row(method, None if method == "norm" else 5, w2=0.5, mean_std=1.0) for method in methods]
+    left = curves(result(*rows), figures()).axes[0]
+    assert labels(left) == methods
+    lines = dict(zip(methods, left.get_lines(), strict=True))
+    hollow = {method for method, line in lines.items() if line.get_markerfacecolor() == "none"}
+    assert hollow == {"neural-linear", "names:0.*"}
+    assert {method for method, line in lines.items() if list(line.get_xdata()) == [0, 1]} == {"norm", "full"}
+
+
+def test_the_full_posterior_is_drawn_once():
+    full = row("full", 9, w2=0.5)
+    for found in (result(row(w2=0.5), full=full), result(row(w2=0.5), full, full=full)):
+        assert labels(curves(found, figures()).axes[0]) == ["gradient", "full"]
+
+
+def test_a_panel_without_numbers_says_why():
+    assert "no w2 in this result" in words(curves(result(row(nll=1.0)), figures()))
+    assert "w2 is 0 up to rounding" in words(curves(result(row(w2=1e-12, mean_std=1.0)), figures()))
+
+
+def test_a_bracket_is_an_interval():
+    figure = curves(result(row(w2_low=0.1, w2_high=0.4, w2=None, nll=1.0)), figures())
+    assert labels(figure.axes[0]) == ["gradient (bracket)"]
+    (segment,) = figure.axes[0].collections[0].get_segments()
+    assert segment.tolist() == [[5.0, 0.1], [5.0, 0.4]]
+
+
+def test_a_sweep_draws_the_means_at_the_mean_k():
+    runs = [result(row(k=k, w2=w2, mean_std=1.0)) for k, w2 in ((4, 0.5), (8, 1.5))]
+    sweep = combine([SimpleNamespace(checkpoint=name, seed=0) for name in "ab"], runs)
+    figure = curves(sweep, figures())
+    (line,) = figure.axes[0].get_lines()
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([6], [1.0])
+    assert "mean of 2 runs ± standard error" in figure.get_suptitle()
+
+
+def test_calibration_has_the_axes_of_its_likelihood():
+    (axes,) = load(PICTURES["calibration"])(result(row()), figures()).axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == AXES
+    assert labels(axes) == ["perfect", "gradient (k = 5)"]
+
+
+def test_a_scatter_counts_what_lies_outside():
+    (axes,) = load(PICTURES["scatter"])(result(row()), figures()).axes
+    assert axes.get_title() == "Epistemic standard deviations on the test rows (1 points lie above)"
+    assert axes.get_xlim() == axes.get_ylim() == (0, pytest.approx(0.525))
+
+
+def test_no_two_lines_look_the_same():
+    styles = [(_colour(i), _marker(i)) for i in range(40)]
+    assert len(set(styles)) == 40
+    channels = [[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in COLOURS]
+    greys = sorted(0.299 * r + 0.587 * g + 0.114 * b for r, g, b in channels)
+    assert len(set(COLOURS)) == len(greys) == 8
+
+
+def test_a_map_of_many_layers_adds_them_up():
+    layers = [LayerShare(f"layer{i}.{j}.weight", 10, {"a": j}) for i in range(3) for j in range(50)]
+    grouped = _grouped(figures(layers=layers))
+    assert [name for name, _, _ in grouped] == ["layer0", "layer1", "layer2"]
+    assert all(size == 500 and chosen == {"a": sum(range(50))} for _, size, chosen in grouped)
+    few = _grouped(figures(layers=layers[:4]))
+    assert [name for name, _, _ in few] == [layer.name for layer in layers[:4]]

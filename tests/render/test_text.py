@@ -1,0 +1,158 @@
+"""Every format, read back by a reader of its own."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from types import SimpleNamespace
+
+import pytest
+from render.made_gate import ODD, judged
+from results.made_results import result, row
+
+from sublaplace_cli.catalog import FORMAT_OF_SUFFIX, FORMATS, load
+from sublaplace_cli.render.text import DROPPED_FIRST, HIDDEN_AT, SHOWN, short_grid, title
+from sublaplace_cli.results.result import Listing
+from sublaplace_cli.results.sweep import combine
+
+
+def text(name, result):
+    return load(FORMATS[name])(result)
+
+
+@pytest.fixture
+def found():
+    return judged()
+
+
+def test_json(found):
+    assert json.loads(text("json", found)) == found.as_dict()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["json", "jsonl"])
+def test_json_is_strict(name, value):
+    with pytest.raises(ValueError, match="Out of range float values"):
+        text(name, result(row(w2=value)))
+
+
+def test_jsonl(found):
+    lines = [json.loads(line) for line in text("jsonl", found).splitlines()]
+    assert lines == [*(row.as_dict() for row in found.rows), found.full.as_dict()]
+
+
+@pytest.mark.parametrize(("name", "delimiter"), [("csv", ","), ("tsv", "\t")])
+def test_csv_and_tsv(found, name, delimiter):
+    rows = list(csv.DictReader(io.StringIO(text(name, found), newline=""), delimiter=delimiter))
+    assert [row["method"] for row in rows] == ["gradient", ODD, "full"]
+    assert float(rows[0]["nll"]) == 1 / 3
+    assert rows[1]["w2"] == rows[0]["accuracy"] == ""
+
+
+def test_markdown(found):
+    lines = text("markdown", found).splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert len(table) == 2 + 3
+    assert "\\|" in table[3], "a bar in a name must not end its cell"
+    assert lines[-1] == "* gate: 2 of 4 limits hold"
+
+
+def test_table(found):
+    shown = text("table", found)
+    assert "failed: gradient (k = 5): w2 = 0.125, limit max 0.1" in shown
+    assert shown.rstrip().endswith("gate: 2 of 4 limits hold")
+
+
+def test_the_columns_for_people():
+    assert (
+        *("checkpoint", "seed", "method", "k", "rescale", "remainder", "mean_std", "w2", "w2_se", "w2_low", "w2_high"),
+        *("w2_relative", "coverage95", "coverage95_total", "retained", "nll", "rmse", "crps", "accuracy", "ece"),
+        "brier",
+    ) == SHOWN
+    assert {key: value for key, value in HIDDEN_AT.items() if value is not None} == {
+        "rescale": 1.0,
+        "remainder": 0.0,
+        "seed": 0,
+    }
+    assert (
+        *("w2_se", "crps", "rmse", "brier", "mean_std", "coverage95_total", "w2", "ece", "remainder", "retained"),
+        *("rescale", "accuracy", "coverage95", "nll"),
+    ) == DROPPED_FIRST
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_takes_a_listing(name):
+    assert text(name, Listing({"schema": 1, "n_params": 5, "artifacts": {"a": "b"}, "seconds": {}})).strip()
+
+
+def test_a_listing_shows_sizes_and_lists_in_words():
+    values = {"schema": 1, "dry_run": True, "memory_limit": 1536, "tuned": None, "reused": [], "files": {"a": 2048}}
+    assert short_grid(Listing(values)) == (
+        ["", "value"],
+        [["dry_run", "True"], ["memory_limit", "1.5 KiB"], ["reused", "–"], ["files: a", "2.0 KiB"]],
+    )
+
+
+def test_a_listing_as_csv_has_one_row():
+    values = {"schema": 1, "k": 5, "why": None, "artifacts": {"a": "b"}}
+    assert text("csv", Listing(values)) == 'schema,k,why,artifacts\n1,5,,"{""a"": ""b""}"\n'
+
+
+def test_every_suffix_has_its_format():
+    assert set(FORMAT_OF_SUFFIX.values()) <= set(FORMATS)
+
+
+def test_a_narrow_terminal_drops_columns_but_truncates_none():
+    found = result(row(w2=0.123456, w2_se=0.1, w2_relative=0.5, nll=1.0, rmse=1.0, crps=1.0))
+    columns = ["method", "k", "w2", "w2_se", "w2_relative", "nll", "rmse", "crps"]
+    assert short_grid(found) == (columns, [["gradient", "5", "0.1235", "0.1", "0.5", "1", "1", "1"]])
+    assert short_grid(found, 1000)[0] == columns
+    assert short_grid(found, 60)[0] == ["method", "k", "w2", "w2_relative", "nll", "rmse", "crps"]
+    assert short_grid(found, 1)[0] == ["method", "k", "w2_relative"]
+
+
+def test_columns_with_the_usual_value_are_hidden():
+    assert short_grid(result(row(rescale=1.0, remainder=0.0, w2=1.0)))[0] == ["method", "k", "w2"]
+    assert short_grid(result(row(rescale=1.0, w2=1.0), row(rescale=2.0)))[0] == ["method", "k", "rescale", "w2"]
+
+
+def test_the_full_posterior_is_shown_once():
+    full = row("full", 9, w2=0.0)
+    assert [cells[0] for cells in short_grid(result(row(w2=1.0), full=full))[1]] == ["gradient", "full"]
+    assert [cells[0] for cells in short_grid(result(full, row(w2=1.0), full=full))[1]] == ["full", "gradient"]
+
+
+@pytest.fixture
+def sweep():
+    runs = [result(row(w2=w2, w2_se=0.25), full=row("full", 9, w2=0.0, w2_se=0.0)) for w2 in (1.0, 2.0)]
+    labels = [SimpleNamespace(checkpoint=name, seed=seed) for name, seed in (("a.pt", 0), ("b.pt", 3))]
+    return combine(labels, runs)
+
+
+def test_a_sweep_shows_its_runs_their_mean_and_the_full_posterior(sweep):
+    assert short_grid(sweep) == (
+        ["checkpoint", "seed", "method", "k", "w2"],
+        [
+            ["a.pt", "0", "gradient", "5", "1"],
+            ["b.pt", "3", "gradient", "5", "2"],
+            ["mean", "–", "gradient", "5", "1.5 ± 0.5"],
+            ["mean", "–", "full", "9", "0 ± 0"],
+        ],
+    )
+    rows = list(csv.DictReader(io.StringIO(text("csv", sweep))))
+    assert [row["checkpoint"] for row in rows] == ["a.pt", "b.pt", "mean", "mean"]
+    lines = [json.loads(line) for line in text("jsonl", sweep).splitlines()]
+    assert lines[:2] == sweep.as_dict()["rows"]
+    assert lines[2:] == [{"checkpoint": "mean", **row.as_dict()} for row in (*sweep.mean, sweep.full)]
+
+
+def test_titles(sweep):
+    said = "regression: 3 training rows, 2 test rows, 9 parameters, prior precision 1, noise variance 0.5"
+    assert title(result(row())) == said
+    assert title(sweep) == said.replace("regression: ", "regression: 2 runs, ")
+    found = result(row())
+    silent = dataclasses.replace(found, setup=dataclasses.replace(found.setup, noise_variance=None))
+    assert title(silent) == said.removesuffix(", noise variance 0.5")
+    assert title(Listing({"schema": 1})) == ""

@@ -1,0 +1,84 @@
+"""Files that are no baseline, odd ones, and which way is worse."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from results.made_results import result, row
+
+from sublaplace_cli.errors import UserError
+from sublaplace_cli.results.baseline import load_baseline, worsening
+from sublaplace_cli.results.gate import exit_code, judge
+from sublaplace_cli.results.limits import parse_max_regression
+
+
+@pytest.mark.parametrize(
+    ("metric", "before", "now", "worse_by"),
+    [
+        ("w2", 0.1, 0.15, 0.05),
+        ("w2", 0.1, 0.05, -0.05),
+        ("ece", 0.1, 0.3, 0.2),
+        ("accuracy", 0.9, 0.8, 0.1),
+        ("retained", 0.5, 0.6, -0.1),
+        ("coverage95", 0.95, 0.99, 0.04),
+        ("coverage95", 0.91, 0.99, 0.0),
+        ("coverage95_total", 0.99, 0.93, -0.02),
+    ],
+)
+def test_which_way_is_worse(metric, before, now, worse_by):
+    assert worsening(metric, now, before) == pytest.approx(worse_by, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "5",
+        "{}",
+        '{"schema": 1}',
+        '{"schema": 2, "rows": []}',
+        '{"schema": 1, "rows": [5]}',
+        '{"schema": 1, "rows": [{"w2": "a"}]}',
+        '{"schema": 1, "rows": [{"w2": true}]}',
+        '{"schema": 1, "rows": [{"w2": NaN}]}',
+        '{"schema": 1, "rows": [{"w2": 1e999}]}',
+        '{"schema": 1, "rows": [{"w2_se": "x"}]}',
+        f'{{"schema": 1, "rows": [{{"w2": {"9" * 400}}}]}}',
+        '{"schema": 1, "rows": [{"method": "a", "k": 1}, {"method": "a", "k": 1}]}',
+        '{"schema": 1, "mean": 5, "rows": []}',
+        '{"schema": 1, "mean": [], "checkpoints": 5}',
+        '{"schema": 1, "mean": [], "checkpoints": [5]}',
+        "{" * 100_000,
+    ],
+)
+def test_a_file_that_is_no_baseline(tmp_path, text):
+    path = tmp_path / "b.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"--baseline .*b\.json"):
+        load_baseline(path)
+
+
+def test_a_baseline_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match="No such file"):
+        load_baseline(tmp_path / "b.json")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{}],
+        [{"method": {"a": 1}, "k": [1]}, {"method": None, "ks": "3"}],
+        [{"method": "gradient", "k": "5", "w2": 0.1}, {"method": "gradient", "k": 5, "ks": {}, "w2": 0.1}],
+    ],
+)
+@pytest.mark.parametrize("provenance", [None, 5, "x", {"metrics": 1, "rows_sha256": "d", "rescale": "none"}])
+def test_a_baseline_of_odd_types_is_compared_with_nothing(tmp_path, rows, provenance):
+    path = tmp_path / "b.json"
+    path.write_text(json.dumps({"schema": 1, "rows": rows, "provenance": provenance, "bracket": 5}))
+    limits = [parse_max_regression("w2=1"), parse_max_regression("w2_low=1")]
+    found = judge(result(row(w2=0.1, w2_low=0.1)), limits, load_baseline(path), False)
+    assert exit_code(found) == 4
+    assert [check.passed for check in found.gate.checks] == [None, None]
+    assert found.gate.comparison.changes == ()

@@ -168,8 +168,7 @@ def origin_of(data: DataSpec, name: str) -> str:
             break
         if source not in SPLIT_NAMES:
             raise UserError(
-                f"data.splits.{chain[-1]}.same_as: unknown split '{source}'",
-                hint=suggestion(source, SPLIT_NAMES),
+                f"data.splits.{chain[-1]}.same_as: unknown split '{source}'", hint=suggestion(source, SPLIT_NAMES)
             )
         if source in chain:
             raise UserError(f"data.splits: same_as leads in a circle: {' → '.join([*chain, source])}")

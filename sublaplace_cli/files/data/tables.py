@@ -233,7 +233,6 @@ def _without_nulls(values: Any, columns: Columns, position: int, start: int) -> 
     if values.null_count:
         row = start + int(np.argmax(values.is_null().to_numpy()))
         raise UserError(
-            f"{columns.path}: row {row}, column {columns.label(position)} is null",
-            hint="fill it or remove the row",
+            f"{columns.path}: row {row}, column {columns.label(position)} is null", hint="fill it or remove the row"
         )
     return values.to_numpy()

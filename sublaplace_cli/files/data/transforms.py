@@ -193,18 +193,13 @@ def measured_targets(values: np.ndarray, where: str) -> np.ndarray:
     """Targets that are measurements, as (N, C) float64."""
     if values.ndim > 2:
         raise UserError(
-            f"{where}: the target has shape {values.shape}",
-            hint="store one target row per data row: (N,) or (N, C)",
+            f"{where}: the target has shape {values.shape}", hint="store one target row per data row: (N,) or (N, C)"
         )
     return np.array(values, dtype=np.float64).reshape(len(values), -1)
 
 
 def class_labels(
-    values: np.ndarray,
-    task: str,
-    positive_classes: Sequence[int] | None,
-    where: str,
-    row_label: Callable[[int], str],
+    values: np.ndarray, task: str, positive_classes: Sequence[int] | None, where: str, row_label: Callable[[int], str]
 ) -> np.ndarray:
     """Targets as (N,) int64: 0 or 1 for a single logit (after `positive_classes`), else 0, 1, …, C − 1."""
     flat = _one_column(values, task, where)

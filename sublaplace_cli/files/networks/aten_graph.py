@@ -11,7 +11,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -170,7 +170,7 @@ def _through_layer(step: GraphStep, linear: Mapping[str, bool], stored: Mapping[
     layer = stored.get(step.args[1].name, "").rpartition(".")[0]
     if layer not in linear:
         return step
-    return GraphStep(step.function, step.args[:1], {}, step.results, step.unpack, step.last_use_of, layer)
+    return replace(step, args=step.args[:1], kwargs={}, layer=layer)
 
 
 def _empty_linear(bias: bool) -> nn.Linear:

@@ -49,36 +49,14 @@ _ATEN_NAMES = """
     _assert_tensor_metadata _assert_scalar sym_constrain_range sym_constrain_range_for_size
 """
 ATEN = frozenset(_ATEN_NAMES.split())
-ARITHMETIC = (
-    operator.add,
-    operator.sub,
-    operator.mul,
-    operator.floordiv,
-    operator.truediv,
-    operator.mod,
-    operator.neg,
-)
-LOGIC = (
-    operator.eq,
-    operator.ne,
-    operator.lt,
-    operator.le,
-    operator.gt,
-    operator.ge,
-    operator.and_,
-    operator.or_,
-)
+ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod, operator.neg)
+LOGIC = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, operator.and_, operator.or_)
 NUMBERS: dict[str, Callable[..., Any]] = {
     **{f"_operator.{function.__name__}": function for function in (*ARITHMETIC, *LOGIC, operator.not_)},
     **{f"torch.{name}": getattr(torch, name) for name in ("sym_max", "sym_min", "sym_not", "sym_float", "sym_int")},
 }
 # The flag that is true in training mode; such a network has no fixed output.
-TRAINING_FLAG = {
-    "batch_norm": "training",
-    "dropout": "train",
-    "feature_dropout": "train",
-    "alpha_dropout": "train",
-}
+TRAINING_FLAG = {"batch_norm": "training", "dropout": "train", "feature_dropout": "train", "alpha_dropout": "train"}
 
 
 def find_function(target: str) -> Callable[..., Any]:

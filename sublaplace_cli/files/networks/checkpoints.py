@@ -38,8 +38,7 @@ def load_state(
     if _format_of(path) == "safetensors":
         if key is not None:
             raise UserError(
-                f"{path}: key '{key}' is set, but a safetensors file is flat",
-                hint="remove key: from the spec",
+                f"{path}: key '{key}' is set, but a safetensors file is flat", hint="remove key: from the spec"
             )
         state = _load_safetensors(path)
     else:

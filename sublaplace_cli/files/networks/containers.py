@@ -69,8 +69,7 @@ def open_zip(path: Path, what: str) -> zipfile.ZipFile:
         return zipfile.ZipFile(path)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
         raise UserError(
-            f"{path}: is a damaged or truncated zip archive ({error}), expected {what}",
-            hint="copy or save it again",
+            f"{path}: is a damaged or truncated zip archive ({error}), expected {what}", hint="copy or save it again"
         ) from error
 
 

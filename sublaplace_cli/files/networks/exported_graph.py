@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -192,16 +193,7 @@ def free_early(steps: list[GraphStep], output: str, stored: set[str]) -> list[Gr
     freed: list[GraphStep] = []
     for step in reversed(steps):
         touched = {*references((step.args, step.kwargs)), *step.results}
-        freed.append(
-            GraphStep(
-                step.function,
-                step.args,
-                step.kwargs,
-                step.results,
-                step.unpack,
-                tuple(sorted(touched - needed)),
-            )
-        )
+        freed.append(replace(step, last_use_of=tuple(sorted(touched - needed))))
         needed |= touched
     return freed[::-1]
 

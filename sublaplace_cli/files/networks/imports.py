@@ -69,8 +69,7 @@ def _find(module_name: str, function_name: str, target: str, field: str) -> Any:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise UserError(f"{field}: importing {module_name} failed: {error}", hint="install it") from error
         raise UserError(
-            f"{field}: there is no module '{error.name}'",
-            hint="it must be in the folder of the spec or installed",
+            f"{field}: there is no module '{error.name}'", hint="it must be in the folder of the spec or installed"
         ) from error
     except (Exception, SystemExit) as error:  # the user's code can raise anything
         raise _raised(f"importing {module_name}", error, field) from error

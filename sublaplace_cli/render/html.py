@@ -118,14 +118,15 @@ def _pictures(result: Result | SweepResult, figures: Figures | None) -> list[str
 
     parts = []
     for kind, entry in PICTURES.items():
-        heading = f"<h2>{_text(PICTURE_HEADINGS[kind])}</h2>"
+        name = _text(PICTURE_HEADINGS.get(kind, kind))
+        heading = f"<h2>{name}</h2>"
         if kind in figures.missing:
             parts.append(f"{heading}<p>Not drawn: {_text(figures.missing[kind])}.</p>")
             continue
         if kind != "curves" and isinstance(result, SweepResult):
             heading += f"<p>Of the first run, {_text(result.members[0].checkpoint)}.</p>"
         data = base64.b64encode(picture(load(entry)(result, figures), "svg")).decode()
-        parts.append(f"{heading}<img alt='{_text(PICTURE_HEADINGS[kind])}' src='data:image/svg+xml;base64,{data}'>")
+        parts.append(f"{heading}<img alt='{name}' src='data:image/svg+xml;base64,{data}'>")
     return parts
 
 

@@ -16,18 +16,16 @@ from ..results.metric_table import METRICS
 from ..results.result import Answer, Listing, Result, SweepResult
 from ..sizes import format_bytes
 
-_COLUMNS = [metric for metric in METRICS.values() if metric.column is not None]
-_ERROR_COLUMNS = [f"{metric.name}_se" for metric in _COLUMNS if metric.column and metric.column.with_error]
+_COLUMNS = {metric: metric.column for metric in METRICS.values() if metric.column is not None}
+_ERROR_COLUMNS = [f"{metric.name}_se" for metric, column in _COLUMNS.items() if column.with_error]
 # The most interesting columns; json and csv have all.
-SHOWN = ("checkpoint", "seed", "method", "k", *(
-    key for metric in _COLUMNS for key in (metric.name, f"{metric.name}_se") if key in METRICS or key in _ERROR_COLUMNS
-))  # fmt: skip
+SHOWN = ("checkpoint", "seed", "method", "k", *(key for metric in _COLUMNS for key in metric.keys))
 # Shown only if some row has another value.
-HIDDEN_AT = {"seed": 0, **{metric.name: metric.column.hidden_at for metric in _COLUMNS if metric.column}}
+HIDDEN_AT = {"seed": 0, **{metric.name: column.hidden_at for metric, column in _COLUMNS.items()}}
 # Dropped in this order if the terminal is too narrow: a truncated number is worse than none.
 DROPPED_FIRST = (
     *_ERROR_COLUMNS,
-    *(name for _, name in sorted((m.column.dropped, m.name) for m in _COLUMNS if m.column and m.column.dropped)),
+    *(name for _, name in sorted((column.dropped, m.name) for m, column in _COLUMNS.items() if column.dropped)),
 )
 MEAN_LABEL = "mean"  # in place of a checkpoint
 VALUE_HEADING = "value"  # of a column that holds words as well as numbers

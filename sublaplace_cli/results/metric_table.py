@@ -35,6 +35,11 @@ class Metric:
     needs: Literal["oracle", "bracket"] | None = None  # "bracket": in a row only where the full posterior is bounded
     axis: str | None = None  # its axis label in the curves over k
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Its name, followed by NAME_se if the standard error has its own column."""
+        return (self.name, f"{self.name}_se") if self.column and self.column.with_error else (self.name,)
+
 
 def _metric(name: str, better: Any, definition: str, column: MetricColumn | None = None, **more: Any) -> Metric:
     return Metric(name, f"sublaplace_cli.core.metrics:{name}", better, definition, column=column, **more)
@@ -70,11 +75,7 @@ _TABLE = (
 METRICS = {metric.name: metric for metric in _TABLE}
 # Keys of a JSON row between `k` and the remaining standard errors.
 ROW_KEYS = tuple(
-    key
-    for last in (False, True)
-    for metric in _TABLE
-    if (metric.needs == "bracket") is last
-    for key in (metric.name, *([f"{metric.name}_se"] if metric.column and metric.column.with_error else ()))
+    key for last in (False, True) for metric in _TABLE if (metric.needs == "bracket") is last for key in metric.keys
 )
 _LISTED_FIRST = (
     *("w2", "w2_relative", "w2_total", "w2_low", "w2_high", "discrepancy", "nll", "rmse", "crps", "ece", "brier"),

@@ -1,4 +1,4 @@
-"""The few factorisations everything rests on: float64, triangular solves, never an inverse."""
+"""Factorisations and solves: float64, triangular solves, never an inverse."""
 
 from __future__ import annotations
 
@@ -7,27 +7,29 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from ..errors import NumericsError
+from ..errors import NumericsError, Reason
 
-# Beyond these ratios of the largest eigenvalue to the prior, rounding shows in the variances, or rules them.
+# From these ratios of the largest eigenvalue to the prior on, rounding shows in the variances, or dominates them.
 WARN_CONDITION = 1e12
 REFUSE_CONDITION = 1e15
-# A Cholesky factor of AᵀA + I is right to about eps·κ; from here on it is taken from A itself by QR.
+# A Cholesky factor of AᵀA + I is accurate to about eps·κ; above this κ it is computed from A itself by QR.
 QR_CONDITION = 1e8
-# The dual form subtracts two numbers of the size of ‖g‖², and its Gram matrix is right to eps·κ. Where either
+# The dual form subtracts two numbers of the size of ‖g‖², and its Gram matrix is accurate to eps·κ. Where either
 # leaves fewer digits than this, the residual form is used.
 CANCELLATION = 1e-6
 GRAM_ERROR = 1e-9
-HARMLESS_CONDITION = 1e6  # nothing depends on κ below this: a bound will do
+# The residual form is off by (eps·κ)²; from this κ on that is corrected by one step of iterative refinement.
+REFINE_CONDITION = 1e10
+HARMLESS_CONDITION = 1e6  # below this nothing depends on κ: an upper bound is enough
 STRIP = 256  # rows of a symmetric matrix that are handled at a time
 
 
 def safe_cholesky(B: Tensor, describe: Callable[[int], str] = str) -> Tensor:
-    """Lower Cholesky factor, or an error that names the pivot and the likely causes.
+    """Lower Cholesky factor, or an error that names the pivot.
 
-    The factor takes the place of B, which is used up: at these sizes a second matrix counts.
+    The factor overwrites B, because a second matrix of this size would count.
     """
-    L = B.mT  # as symmetric as B, and in the order of memory in which LAPACK writes
+    L = B.mT  # B is symmetric; this is the memory order in which LAPACK writes
     info = torch.empty((), dtype=torch.int32, device=B.device)
     torch.linalg.cholesky_ex(L, out=(L, info))
     pivot = int(info)
@@ -36,8 +38,7 @@ def safe_cholesky(B: Tensor, describe: Callable[[int], str] = str) -> Tensor:
     where = describe(pivot - 1) if pivot else "an unknown pivot"
     raise NumericsError(
         f"the precision matrix is not positive definite at {where} (pivot {pivot} of {B.shape[0]})",
-        hint="likely causes: (a) non-finite or huge gradients, (b) a prior precision that is tiny beside the data "
-        "term: raise posterior.prior_precision or posterior.noise_variance, (c) parameters that are exact copies",
+        reason=Reason.NOT_POSITIVE_DEFINITE,
     )
 
 
@@ -52,7 +53,7 @@ def solve_lower_transposed(L: Tensor, B: Tensor) -> Tensor:
 
 
 def mirrored(K: Tensor) -> Tensor:
-    """K with what lies above its diagonal copied below it, in place."""
+    """K with the part above its diagonal copied below it, in place."""
     for top in range(0, len(K), STRIP):
         end = min(top + STRIP, len(K))
         corner = K[top:end, top:end]
@@ -78,8 +79,8 @@ def column_squares(X: Tensor) -> Tensor:
 
 
 def inverse_square_sums(L: Tensor) -> Tensor:
-    """Column sums of squares of L⁻¹, i.e. the diagonal of (L Lᵀ)⁻¹, leaving out the zeros above the diagonal."""
-    sums, step = [], max(STRIP, len(L) // 16)  # each solve copies its part of L: not too many of them
+    """Column sums of squares of L⁻¹, i.e. the diagonal of (L Lᵀ)⁻¹, skipping the zeros above the diagonal."""
+    sums, step = [], max(STRIP, len(L) // 16)  # each solve copies its part of L, so there should not be too many
     for left in range(0, len(L), step):
         width = min(step, len(L) - left)
         unit = torch.eye(len(L) - left, width, dtype=L.dtype, device=L.device)
@@ -88,7 +89,7 @@ def inverse_square_sums(L: Tensor) -> Tensor:
 
 
 def largest_eigenvalue(multiply: Callable[[Tensor], Tensor], size: int, like: Tensor, steps: int = 30) -> float:
-    """Power iteration on a positive semi-definite operator, from a fixed start so that runs repeat."""
+    """Power iteration on a positive semi-definite operator, from a fixed start so that runs are reproducible."""
     start = torch.randn(size, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     x = start.to(like.device)
     value = 0.0
@@ -104,7 +105,7 @@ def largest_eigenvalue(multiply: Callable[[Tensor], Tensor], size: int, like: Te
 
 
 def condition_of(K: Tensor) -> float:
-    """κ, the largest eigenvalue of a positive semi-definite K; where even its trace is harmless, that bound."""
+    """κ, the largest eigenvalue of a positive semi-definite K; its trace, an upper bound, where that is harmless."""
     bound = float(K.diagonal().sum())
     if bound < HARMLESS_CONDITION:
         return bound
@@ -112,12 +113,12 @@ def condition_of(K: Tensor) -> float:
 
 
 def check_condition(eigenvalue: float) -> float:
-    """κ = λmax of A V⁻¹ Aᵀ, refused where float64 could not carry it."""
+    """κ = λmax of A V⁻¹ Aᵀ, refused where float64 has too few digits for it."""
     if not eigenvalue < REFUSE_CONDITION:
         raise NumericsError(
             f"the problem is too ill-conditioned for float64: the largest eigenvalue of the data term is "
             f"{eigenvalue:.3g} times the prior precision (limit {REFUSE_CONDITION:.0e})",
-            hint="raise posterior.prior_precision or posterior.noise_variance, or rescale the model's outputs",
+            reason=Reason.ILL_CONDITIONED,
         )
     return eigenvalue
 
@@ -137,11 +138,14 @@ def dual_variance(
     norms: Tensor,
     condition: float,
     residual_norms: Callable[[Tensor, Tensor], Tensor],
+    system_residual: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """‖g‖² − ‖L⁻¹ cross‖² for each column of `cross` = A V⁻¹ g, with L Lᵀ = I + A V⁻¹ Aᵀ.
+    """‖g‖² − ‖L⁻¹ cross‖² for each column of `cross` = A V⁻¹ g, with L Lᵀ = I + K, K = A V⁻¹ Aᵀ.
 
     Where that difference loses digits, var = ‖g − Aᵀw‖² + ‖w‖² with w = (I + K)⁻¹ cross, which is never negative;
-    `residual_norms(columns, w)` forms ‖g − Aᵀw‖² (in the metric V⁻¹) explicitly for these columns.
+    `residual_norms(columns, w)` computes ‖g − Aᵀw‖² (in the metric V⁻¹) for these columns. An error e of w adds
+    eᵀ(I + K)e; where K has few correct digits, w is refined once with `system_residual(columns, w)`, which computes
+    A V⁻¹(g − Aᵀw) − w without K.
     """
     half = solve_lower(L, cross)  # (N·C, m)
     variance = norms - column_squares(half)
@@ -151,6 +155,8 @@ def dual_variance(
     weak = doubtful.nonzero().squeeze(1)
     if len(weak):
         w = solve_lower_transposed(L, half[:, weak])
+        if system_residual is not None and condition >= REFINE_CONDITION:
+            w = w + solve_lower_transposed(L, solve_lower(L, system_residual(weak, w)))
         variance = variance.clone()
         variance[weak] = residual_norms(weak, w) + w.square().sum(0)
     return variance

@@ -9,12 +9,12 @@ from pydantic import AfterValidator, Field
 
 from ...catalog import DATA_FORMATS
 from ...errors import suggestion
+from .findings import Finding, refuse, refused, wrong
+from .part import Part
 from .values import (
     ColumnNames,
-    Finding,
     Index,
     Numbers,
-    Part,
     Text,
     by_hand,
     each,
@@ -25,10 +25,7 @@ from .values import (
     one_of,
     one_or_list,
     positive,
-    refuse,
-    refused,
     text,
-    wrong,
 )
 
 SplitName = Literal["train", "test", "reference", "validation"]

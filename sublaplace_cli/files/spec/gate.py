@@ -8,7 +8,9 @@ from typing import Annotated, Any
 from ...errors import suggestion
 from ...results.limits import Limit, regression_amount
 from ...results.metric_table import METRICS
-from .values import Finding, Part, by_hand, is_number, number, refuse, refused, wrong
+from .findings import Finding, refuse, refused, wrong
+from .part import Part
+from .values import by_hand, is_number, number
 
 
 def _regression(value: object) -> object:

@@ -14,8 +14,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ...errors import UserError
+from .findings import Finding, findings_of, wrong
 from .models import Spec
-from .values import Finding, findings_of, wrong
 from .yaml_marks import Location, Mark, MarkedYaml, YamlProblem, mark_at, read_marked
 
 SPEC_NAME = "sublaplace.yaml"

@@ -13,24 +13,10 @@ from pydantic import BeforeValidator, Field
 
 from ...catalog import ARCHITECTURES, TASKS
 from .data import DataSpec
+from .findings import Finding, refuse, wrong
 from .gate import MetricLimits, check_gate
-from .values import (
-    Distinct,
-    Finding,
-    Index,
-    Part,
-    Text,
-    by_hand,
-    each,
-    is_number,
-    mapping,
-    matching,
-    none_is,
-    one_of,
-    positive,
-    refuse,
-    wrong,
-)
+from .part import Part
+from .values import Distinct, Index, Text, by_hand, each, is_number, mapping, matching, none_is, one_of, positive
 
 _ONE_LOGIT_TASKS = " or ".join(name for name, facts in TASKS.items() if facts.one_logit)
 _MEASURED_TASKS = " or ".join(name for name, facts in TASKS.items() if not facts.labels)

@@ -1,0 +1,100 @@
+"""`Part`, the base of all models of the spec.
+
+pydantic reports one mistake in a union or a literal several times. So choices are checked by hand (see `values`), and
+every message is rewritten in plain words before it leaves a `Part`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from ...errors import suggestion
+from .findings import Finding, refused, wrong
+
+_EXPECTED = {
+    "string_type": "a text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "greater_than": "a number above {gt}",
+    "greater_than_equal": "a number of at least {ge}",
+}
+
+
+class Part(BaseModel):
+    """A mapping of the spec. Its fields and the rules between them are checked and reported together."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        validate_by_alias=True,
+        validate_by_name=True,  # for Python callers; a file is read by alias only
+    )
+
+    @classmethod
+    def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
+        """The problems between the fields; `raw` is not validated, so any value may be of the wrong type."""
+        yield from ()
+
+    @classmethod
+    def keys(cls) -> dict[str, str]:
+        """Field name → the key it has in the file."""
+        return {name: str(info.alias or name) for name, info in cls.model_fields.items()}
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _fields_and_rules(cls, raw: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
+        findings: list[Finding] = []
+        part = None
+        try:
+            part = handler(raw)
+        except ValidationError as error:
+            findings = list(_in_plain_words(error, cls))
+        if isinstance(raw, Mapping):
+            key_of = cls.keys()
+            findings += cls.rules({key_of.get(str(name), str(name)): value for name, value in raw.items()})
+            # a misspelt key has its own message with a suggestion: do not report it as missing too
+            misspelt = _meant(findings, set(key_of.values())) - raw.keys()
+            findings = [found for found in findings if not misspelt.intersection(found.location[:1])]
+        if findings:
+            raise refused(*findings)
+        return part
+
+
+def _in_plain_words(error: ValidationError, part: type[Part]) -> Iterator[Finding]:
+    details = error.errors(include_url=False)
+    known = set(part.keys().values())
+    for detail in details:
+        location = detail["loc"]
+        if detail["type"] in ("key", "value"):
+            yield Finding(location, detail["ctx"]["message"], detail["type"] == "key")
+        elif detail["type"] == "extra_forbidden":
+            key = str(location[-1])
+            yield Finding(location, f"unknown key; {suggestion(key, known)}", at_key=True)
+        elif detail["type"] == "missing":
+            yield Finding(location, "this key is required, but missing")
+        else:
+            yield Finding(location, _wrong_value(detail))
+
+
+def _meant(findings: list[Finding], known: set[str]) -> set[str]:
+    unknown = {str(found.location[0]) for found in findings if found.at_key} - known
+    return {near for key in unknown for near in difflib.get_close_matches(key, known, n=1)}
+
+
+def _wrong_value(detail: ErrorDetails) -> str:
+    expected = _EXPECTED.get(detail["type"])
+    if expected is None:
+        return detail["msg"]
+    return wrong(expected.format(**detail.get("ctx", {})), detail["input"])

@@ -1,6 +1,6 @@
 """Pure numerics: torch only. No paths, no YAML, no printing, no choice of device.
 
-One letter means one thing everywhere in these files, as in the paper:
+One letter has one meaning in all these files, as in the paper:
 
     N, M    rows (training, test)         C   outputs of the network
     p       trainable parameters          k   parameters in the sub-network S
@@ -9,8 +9,10 @@ One letter means one thing everywhere in these files, as in the paper:
     A       weighted Jacobian, rows Wₙᵀ Jₙ; then Ω = AᵀA + V
     v       diagonal of V, the prior precision of each parameter (p,)
     sigma2  noise variance σ₀² (1 for classification)
-    K       Gram matrix A V⁻¹ Aᵀ (N·C, N·C); M = (I + K)⁻¹
+    K       Gram matrix A V⁻¹ Aᵀ (N·C, N·C); R = (I + K)⁻¹
+    L       a lower Cholesky factor
+    T, T2   positions (tokens) per row
 
-Einsum letters: n rows, c and d outputs, p parameters, k selected. Passes of the network run in the
-network's dtype; every sum, product, factorisation and solve here is float64.
+Einsum letters: n rows, c and d outputs, p parameters, k selected. Passes run in the network's dtype; every sum,
+product, factorisation and solve here is float64.
 """

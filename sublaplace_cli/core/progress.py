@@ -1,4 +1,4 @@
-"""How long work says how far it is; who shows it, and how, is decided above."""
+"""Progress of long computations; the caller decides whether and how to show it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """A piece of long work that says how far it is."""
+    """Reports how much of a long computation is done."""
 
     def advance(self, amount: int) -> None: ...
     def __enter__(self) -> Progress: ...
@@ -18,7 +18,7 @@ ProgressFactory = Callable[[str, int], Progress]  # (label, total) → progress
 
 
 class NoProgress:
-    """Progress that nobody looks at."""
+    """Progress that is not shown."""
 
     def advance(self, amount: int) -> None:
         pass
@@ -31,5 +31,5 @@ class NoProgress:
 
 
 def no_progress(_label: str, _total: int) -> Progress:
-    """The default of everything that reports progress."""
+    """The default: nothing is shown."""
     return NoProgress()

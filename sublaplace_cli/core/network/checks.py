@@ -1,4 +1,4 @@
-"""What must hold of a network before its gradients mean anything: finite, deterministic, row by row."""
+"""Checks before a network's gradients can be trusted: finite, deterministic, and each row on its own."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor, nn
 from ...errors import NumericsError, UserError
 from .forward import Inputs, first_non_finite, map_inputs, outputs
 
-SINGLE_ROWS = 4  # rows of the sample that are also run by themselves
+SINGLE_ROWS = 4  # rows of the sample that are also run alone
 
 
 def require_sound_network(model: nn.Module, sample: Inputs) -> Tensor:
-    """f of the sample (m, C), after two reads of it agreed and no row depended on the others of its batch."""
+    """f of the sample (m, C); refused unless two runs agree and no row depends on the other rows of its batch."""
     with torch.no_grad():
         f = outputs(model, sample)
         again = outputs(model, sample)
     if not bool(torch.isfinite(f).all()):
         raise NumericsError(non_finite_outputs(model, f, sample))
-    _require_agreement(f, again, "the same rows gave different outputs when read twice", _random_layers(model))
+    _require_agreement(f, again, "the same rows gave different outputs in two runs", _random_layers(model))
     finding = "a row's output depends on the other rows of its batch"
     chosen = range(0, len(f), max(1, len(f) // SINGLE_ROWS))
     _require_agreement(f[chosen], _one_by_one(model, sample, chosen), finding, _batch_layers(model))
@@ -28,7 +28,7 @@ def require_sound_network(model: nn.Module, sample: Inputs) -> Tensor:
 
 
 def non_finite_outputs(model: nn.Module, f: Tensor, inputs: Inputs) -> str:
-    """A message that names the first bad row and the layer that it begins in."""
+    """A message that names the first bad row and the first layer with non-finite values."""
     row = int((~torch.isfinite(f).all(1)).nonzero()[0])
     culprit = first_non_finite(model, map_inputs(lambda t: t[row : row + 1], inputs))
     layer = f"; the first layer with non-finite values is '{culprit}'" if culprit else ""
@@ -36,7 +36,7 @@ def non_finite_outputs(model: nn.Module, f: Tensor, inputs: Inputs) -> str:
 
 
 def _one_by_one(model: nn.Module, inputs: Inputs, chosen: Sequence[int]) -> Tensor:
-    """Outputs of some rows, each in a batch of its own."""
+    """Outputs of some rows, each in a separate batch."""
     try:
         with torch.no_grad():
             rows = [outputs(model, map_inputs(lambda t: t[i : i + 1], inputs)) for i in chosen]  # noqa: B023
@@ -44,21 +44,21 @@ def _one_by_one(model: nn.Module, inputs: Inputs, chosen: Sequence[int]) -> Tens
     except (RuntimeError, ValueError) as error:
         suspects = _batch_layers(model)
         raise UserError(
-            f"the network cannot take one row by itself: {error}"
+            f"the network cannot process a batch of one row: {error}"
             + (f" (suspects: {', '.join(suspects)})" if suspects else ""),
-            hint="each row must be treated by itself: BatchNorm needs running statistics",
+            hint="each row must be processed independently: BatchNorm needs running statistics",
         ) from error
 
 
 def _require_agreement(f: Tensor, other: Tensor, finding: str, suspects: list[str]) -> None:
-    # Kernels round differently for other batch sizes; a real dependence shows at the size of f itself.
+    # Kernels round differently for other batch sizes; a real dependence is as large as f itself.
     tolerance = (1e-3 if f.dtype != torch.float64 else 1e-9) * (1.0 + f.abs().max())
     if bool(((f - other).abs() <= tolerance).all()):
         return
     named = f" (suspects: {', '.join(suspects[:5])})" if suspects else ""
     raise UserError(
         f"{finding}: largest difference {float((f - other).abs().max()):.3g}{named}",
-        hint="the network is run in eval mode; it must be deterministic there and treat each row by itself: "
+        hint="the network runs in eval mode; there it must be deterministic and process each row independently: "
         "no dropout or noise inside forward, and BatchNorm with running statistics",
     )
 

@@ -1,4 +1,4 @@
-"""Calling any network on any rows: one tensor, a dict or a tuple of tensors in; (rows, outputs) out."""
+"""Calls a network on rows: one tensor, a dict or a tuple of tensors in; (rows, outputs) out."""
 
 from __future__ import annotations
 
@@ -26,34 +26,35 @@ def map_inputs(change: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
 
 
 def row_count(inputs: Inputs) -> int:
-    """How many rows these inputs hold."""
+    """The number of rows."""
     if isinstance(inputs, dict):
         return len(next(iter(inputs.values())))
     return len(inputs[0]) if isinstance(inputs, tuple) else len(inputs)
 
 
 def evenly_spaced(inputs: Inputs, count: int) -> Inputs:
-    """About this many of the rows, evenly spread."""
+    """About this many of the rows, evenly spaced."""
     step = max(1, row_count(inputs) // count)
     return map_inputs(lambda t: t[::step][:count], inputs)
 
 
 def arguments(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Several arrays go in by keyword or position where `forward` names them, else as one dict or tuple."""
+    """Arguments of `forward`: several arrays by keyword or position where it names them, else as one dict or tuple."""
     if isinstance(inputs, Tensor):
         return (inputs,), {}
     parameters = inspect.signature(model.forward).parameters
+    kinds = [parameter.kind for parameter in parameters.values()]
     if isinstance(inputs, dict):
-        by_name = set(inputs) <= set(parameters) or any(q.kind is q.VAR_KEYWORD for q in parameters.values())
+        by_name = set(inputs) <= set(parameters) or inspect.Parameter.VAR_KEYWORD in kinds
         return ((), dict(inputs)) if by_name else ((inputs,), {})
-    positional = [q for q in parameters.values() if q.kind in (q.POSITIONAL_ONLY, q.POSITIONAL_OR_KEYWORD)]
-    variadic = any(q.kind is q.VAR_POSITIONAL for q in parameters.values())
+    positional = [kind for kind in kinds if kind.name.startswith("POSITIONAL")]
+    variadic = inspect.Parameter.VAR_POSITIONAL in kinds
     return (inputs, {}) if variadic or len(positional) >= len(inputs) > 1 else ((inputs,), {})
 
 
 def outputs(model: nn.Module, inputs: Inputs, state: State | None = None) -> Tensor:
-    """f (rows, C) of a batch, with `state` in place of the model's own tensors where given."""
-    # Copies: a network may work in place, and the rows are needed again.
+    """f (rows, C) of a batch; `state`, if not None, replaces the model's tensors."""
+    # Copies: a network may change its inputs in place, and the rows are needed again.
     args, kwargs = arguments(model, map_inputs(torch.clone, inputs))
     raw = model(*args, **kwargs) if state is None else _call_with(model, state, args, kwargs)
     return as_matrix(raw, row_count(inputs))
@@ -64,27 +65,27 @@ def _call_with(model: nn.Module, state: State, args: tuple[Any, ...], kwargs: di
     try:
         return functional_call(model, dict(state), args, kwargs)
     finally:
-        # A module that is reachable by two names gets the wrong tensor back from functional_call.
+        # functional_call restores the wrong tensor in a module that is reachable by two names.
         for module, name, tensor in own:
             module._parameters[name] = tensor
 
 
 def as_matrix(raw: Any, n_rows: int) -> Tensor:
-    """(rows,) and (rows, C) both become (rows, C); anything else is refused."""
+    """(rows,) and (rows, C) both become (rows, C); everything else is refused."""
     if isinstance(raw, Tensor) and raw.ndim in (1, 2) and raw.shape[0] == n_rows and raw.is_floating_point():
         return raw.unsqueeze(1) if raw.ndim == 1 else raw
     found = f"a tensor of shape {tuple(raw.shape)} and {raw.dtype}" if isinstance(raw, Tensor) else type(raw).__name__
     raise UserError(
         f"the model returned {found} for {n_rows} rows; expected a floating-point tensor of shape (rows, outputs)",
-        hint="write a small module around the network that returns one row of outputs for each input row",
+        hint="wrap the network in a small module that returns one row of outputs per input row",
     )
 
 
-def watch(model: nn.Module, inputs: Inputs) -> list[tuple[str, nn.Module, Any]]:
-    """Run the network once: (name, module, output) of every module without children, in the order in which they ran."""
-    seen: list[tuple[str, nn.Module, Any]] = []
+def leaf_outputs(model: nn.Module, inputs: Inputs) -> list[tuple[str, nn.Module, Any]]:
+    """(name, module, output) of every module without children, in the order in which they ran."""
+    found: list[tuple[str, nn.Module, Any]] = []
     hooks = [
-        module.register_forward_hook(lambda m, _args, out, name=name: seen.append((name, m, out)))
+        module.register_forward_hook(lambda m, _args, out, name=name: found.append((name, m, out)))
         for name, module in model.named_modules()
         if not any(module.children())
     ]
@@ -94,19 +95,19 @@ def watch(model: nn.Module, inputs: Inputs) -> list[tuple[str, nn.Module, Any]]:
     finally:
         for hook in hooks:
             hook.remove()
-    return seen
+    return found
 
 
 def last_linear(model: nn.Module, inputs: Inputs) -> list[str]:
-    """Names of the trainable parameters of the last `nn.Linear` that runs; empty where none does."""
-    ran = [module for _, module, _ in watch(model, inputs) if isinstance(module, nn.Linear)]
+    """Names of the trainable parameters of the last `nn.Linear` that runs; empty if there is none."""
+    ran = [module for _, module, _ in leaf_outputs(model, inputs) if isinstance(module, nn.Linear)]
     wanted = {id(tensor) for tensor in ran[-1].parameters(recurse=False)} if ran else set()
     return [name for name, tensor in model.named_parameters() if id(tensor) in wanted and tensor.requires_grad]
 
 
 def first_non_finite(model: nn.Module, inputs: Inputs) -> str | None:
     """The first module whose output is not finite."""
-    for name, _, out in watch(model, inputs):
+    for name, _, out in leaf_outputs(model, inputs):
         if isinstance(out, Tensor) and out.is_floating_point() and not bool(torch.isfinite(out).all()):
             return name or None
     return None

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Parameter:
-    """One trainable tensor and where it lies in the flat vector."""
+    """One trainable tensor and its position in the flat vector."""
 
     name: str
     shape: tuple[int, ...]
@@ -33,7 +33,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Layout:
-    """The flat vector of all trainable parameters; frozen parameters have no place in it."""
+    """The flat vector of all trainable parameters; frozen parameters are not part of it."""
 
     parameters: tuple[Parameter, ...]
 
@@ -43,7 +43,7 @@ class Layout:
 
     @classmethod
     def from_shapes(cls, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> Layout:
-        shapes = [(name, shape) for name, shape in shapes if math.prod(shape)]  # an empty tensor has no place either
+        shapes = [(name, shape) for name, shape in shapes if math.prod(shape)]  # empty tensors are left out too
         offsets = accumulate((math.prod(shape) for _, shape in shapes), initial=0)
         return cls(tuple(Parameter(name, shape, o) for (name, shape), o in zip(shapes, offsets, strict=False)))
 
@@ -65,10 +65,11 @@ class Layout:
 
     def indices(self, parameters: Sequence[Parameter]) -> Tensor:
         """All flat indices of these parameters, in flat order."""
-        pieces = [torch.arange(q.span.start, q.span.stop) for q in sorted(parameters, key=lambda q: q.offset)]
+        spans = sorted((parameter.span for parameter in parameters), key=lambda span: span.start)
+        pieces = [torch.arange(span.start, span.stop) for span in spans]
         return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64)
 
     def flatten(self, model: nn.Module) -> Tensor:
         """θ as one float64 vector (p,)."""
         tensors = dict(model.named_parameters())
-        return torch.cat([tensors[q.name].detach().reshape(-1).double() for q in self.parameters])
+        return torch.cat([tensors[parameter.name].detach().reshape(-1).double() for parameter in self.parameters])

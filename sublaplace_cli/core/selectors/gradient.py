@@ -6,6 +6,6 @@ from . import Selection, SelectionProblem, largest
 
 
 def gradient(problem: SelectionProblem, k: int) -> Selection:
-    """Rank score_j / v_j: where all priors are equal, just the score."""
+    """The k largest score_j / v_j; with equal priors these are the k largest scores."""
     indices = largest(problem.score / problem.prior, k)
     return Selection(indices, problem.score[indices])

@@ -1,15 +1,14 @@
 """Greedy-Laplace, Algorithm 2, as a lazy pivoted Cholesky factorisation of Ω.
 
-The Schur-complement diagonal d_j never grows as S grows, so a value computed earlier is an upper bound. Only
-the columns with the largest bounds are fetched and brought up to date; among the best of them, a panel,
-pivots are taken for as long as the best beats every bound outside. The order is that of the literal
-algorithm over all candidates.
+The Schur-complement diagonal d_j never grows as S grows, so a value computed earlier is an upper bound. Only the
+columns with the largest bounds are fetched and updated. Among the best of them, a panel, pivots are taken as long as
+the best one beats every bound outside. The order is that of the literal algorithm over all candidates.
 
-A pool that is not much larger than k, as `2k` and `paper` are, has no bounds that would save anything: its sub-matrix
-of Ω is formed and factored as a whole.
+With a pool that is not much larger than k, such as `2k` and `paper`, bounds save nothing: its sub-matrix of Ω is formed
+and factored as a whole.
 
-A bound is brought up to date by what the pivots since its last value have taken from it, with a margin for
-rounding; only where that margin hides the order, and inside a panel, are values computed from scratch.
+A bound is updated by what the pivots since its last value have subtracted, with a margin for rounding. Values are
+computed from scratch only inside a panel and where that margin hides the order.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from .search.column_cache import ColumnCache
 from .search.device_pivots import pivots_on_device
 from .search.schur import Complement, DualSchur, PrimalSchur, Schur
 
-GREEDY_PANEL = 512  # candidates among which pivots are taken in one go
-SOUND = 1 - 1e-6  # d/v is at least 1; rounding may take a little of that, not more
-SWEEP = 3072  # candidates whose bounds are brought up to date in one go
-NO_BOUND = (-1.0, 0)  # the best bound outside a panel where there is none
-FIRST_LOOK = 64  # pivots that a candidate's bound is lowered by when it is looked at for the first time
-SMALL_POOL = 2048, 4  # candidates that are factored as a whole: at most so many, and so many times k
-LOOSE = 1e-3  # a bound whose margin for rounding is a larger share of it than this is computed from scratch
+GREEDY_PANEL = 512  # candidates among which pivots are taken at once
+SOUND = 1 - 1e-6  # d/v is at least 1, up to a little rounding
+SWEEP = 3072  # candidates whose bounds are updated at once
+NO_BOUND = (-1.0, 0)  # the best bound outside a panel that holds all candidates
+FIRST_UPDATE = 64  # pivots that a candidate's first update includes
+SMALL_POOL = 2048, 4  # a pool is factored as a whole up to this many candidates, and this many times k
+LOOSE = 1e-3  # a bound whose margin for rounding is a larger part of it is computed from scratch
 
 
 check = check_pool
@@ -64,22 +63,22 @@ def greedy(problem: SelectionProblem, k: int) -> Selection:
 
 
 def first_width(k: int) -> int:
-    """Columns that are fetched at the start, if there is room for them."""
+    """Columns that are fetched at the start, if there is room."""
     return max(2 * SWEEP, 4 * k)
 
 
 def columns_room(memory: int) -> int:
-    """Bytes for columns that are held: what does not fit is made again in a pass over all rows, and again."""
+    """Bytes for cached columns; fetching a dropped column again takes a pass over all rows."""
     return memory // 4
 
 
 def columns_held(precision: Precision) -> int:
-    """For how many columns there is room."""
+    """The number of columns that can be cached."""
     return max(GREEDY_PANEL, columns_room(precision.memory) // (8 * precision.n_rows))
 
 
 def _is_small(size: int, k: int, precision: Precision) -> bool:
-    """Whether the sub-matrix of all candidates is the shortest way; with fewer rows than those, others are smaller."""
+    """Whether factoring the sub-matrix of all candidates is fastest; with few rows the search uses smaller matrices."""
     most, times = SMALL_POOL
     return size <= min(most, times * k, precision.n_rows) and 3 * 8 * size**2 <= precision.memory
 
@@ -96,17 +95,17 @@ def _whole_pool(precision: Precision, candidates: Tensor, k: int) -> tuple[Tenso
 
 
 class _Search:
-    """State of one run; values are d_j / v_j throughout, i.e. everything in the prior's metric."""
+    """State of one search; all values are d_j / v_j, i.e. in the prior's metric."""
 
     def __init__(self, precision: Precision, candidates: Tensor, bounds: Tensor, k: int, trace: float) -> None:
         rows, device = precision.n_rows, bounds.device
         self.progress = precision.progress
         self.candidates = candidates  # flat indices, rising
-        self.bounds = bounds.clone()  # upper bounds of d/v, aligned with `candidates`; −1 once chosen
-        self.as_of = torch.zeros(len(bounds), dtype=torch.int64, device=device)  # |S| at that time
-        self.exact = torch.ones(len(bounds), dtype=torch.bool, device=device)  # … without a margin for rounding
-        self.margin = 8 * torch.finfo(torch.float64).eps * max(trace, 1e4)  # of what is taken from a bound
-        self.careful = False  # margins hide the order: nothing but exact values will do
+        self.bounds = bounds.clone()  # upper bounds of d/v by position in `candidates`; −1 once chosen
+        self.as_of = torch.zeros(len(bounds), dtype=torch.int64, device=device)  # |S| when the bound was computed
+        self.exact = torch.ones(len(bounds), dtype=torch.bool, device=device)  # the bound has no margin for rounding
+        self.margin = 8 * torch.finfo(torch.float64).eps * max(trace, 1e4)  # relative error of an updated bound
+        self.careful = False  # margins hide the order: only exact values are used
         self.k = k
         self.chosen: list[int] = []
         self.pivots: list[float] = []
@@ -124,14 +123,14 @@ class _Search:
         return self.candidates[positions], torch.tensor(self.pivots, dtype=torch.float64, device=self.bounds.device)
 
     def _panel(self) -> None:
-        """Take pivots among the best candidates while nothing outside can beat them."""
+        """Take pivots among the best candidates while none outside can beat them."""
         order = self._best_up_to_date()
         panel, rest = order[:GREEDY_PANEL].sort().values, order[GREEDY_PANEL:]
         self.cache.hold(panel, self.bounds)
         A = self.cache.columns(panel)  # (N·C, b)
         complement = self.schur.complement(A)
         T = complement.T  # (b, b)
-        # Values that are up to date already decide at once: rounding must not send them round in circles.
+        # With values that are all up to date one pivot is always taken; otherwise rounding could cause an endless loop.
         fresh = bool((T.diagonal() >= self.bounds[panel] * (1 - 1e-11)).all())
         outside = (float(rounded(self.bounds[rest])[0]), int(rest[0])) if len(rest) else NO_BOUND
         taken, pivots, remaining = _pivot_inside(T, panel, outside, self.k - len(self.chosen), sure=fresh)
@@ -151,7 +150,7 @@ class _Search:
         self.bounds[panel[taken]] = -1.0
 
     def _best_up_to_date(self) -> Tensor:
-        """The candidates with the largest bounds, after refreshing until those of a panel are mostly up to date."""
+        """The candidates with the largest bounds, updated until most of a panel are up to date."""
         while True:
             order = self._top(GREEDY_PANEL + 1)
             if int(self._stale(order).sum()) <= GREEDY_PANEL // 4:
@@ -166,12 +165,12 @@ class _Search:
     def _refresh(self, sweep: Tensor) -> None:
         """Lower these bounds, each in the cheaper way: by the pivots since its last value, or from scratch.
 
-        A first look takes a few pivots only, which is enough to leave most candidates behind.
+        A first update includes only a few pivots, which is enough to rule out most candidates.
         """
         self.cache.hold(sweep, self.bounds)
         sweep = self.cache.in_held_order(sweep)
         since = self.as_of[sweep]
-        until = torch.where(since == 0, min(FIRST_LOOK, len(self.chosen)), len(self.chosen))
+        until = torch.where(since == 0, min(FIRST_UPDATE, len(self.chosen)), len(self.chosen))
         scratch = 2 * self.directions.shape[1] * (until - since) >= self.schur.cost()
         if self.careful:
             scratch.fill_(True)
@@ -186,8 +185,8 @@ class _Search:
             self._update(rest, values, len(self.chosen), exact=True)
 
     def _lower(self, positions: Tensor, then: int, until: int) -> Tensor:
-        """Take from bounds as of `then` what the pivots up to `until` took; says which of them stay as they are,
-        because rounding could hide the answer."""
+        """Subtract what the pivots from `then` to `until` took from these bounds; returns a mask of those left
+        unchanged because the margin for rounding is too large."""
         before = self.bounds[positions]
         lost = column_squares(self.directions[then:until] @ self.cache.columns(positions))
         values = before - lost + self.margin * before
@@ -201,16 +200,16 @@ class _Search:
         self.exact[positions] = exact
 
     def _top(self, count: int) -> Tensor:
-        """Positions of the largest bounds in falling order, ties to the lower index, none of them chosen."""
+        """Positions of the largest bounds of candidates not yet chosen, in falling order, ties to the lower index."""
         return largest(self.bounds, min(count, len(self.bounds) - len(self.chosen)))
 
 
 def require_sound(values: Tensor) -> None:
-    """d_j ≥ v_j always: a smaller one is rounding, and then the order means nothing."""
+    """d_j ≥ v_j always holds; a smaller value is caused by rounding, and then the order means nothing."""
     if not bool((values > SOUND).all()):
         raise NumericsError(
-            f"greedy: a Schur complement fell to {float(values.min()):.3g} times the prior precision, which it can "
-            "never go below: the data term is too large beside the prior for float64",
+            f"a Schur complement fell to {float(values.min()):.3g} times the prior precision, but it is never "
+            "below 1: the data term is too large relative to the prior for float64",
             reason=Reason.SCHUR_COMPLEMENT_LOST,
         )
 
@@ -220,13 +219,13 @@ def _pivot_inside(
 ) -> tuple[list[int], list[float], Tensor]:
     """Pivots of T in order, while the best beats (value, position) of the best bound outside.
 
-    The first is taken in any case where `sure`. On the CPU by numpy: a pivot is a few calls on a few hundred numbers,
-    and each of them costs several times as much by torch.
+    With `sure` the first is always taken. On the CPU this uses numpy: a pivot is a few calls on a few hundred numbers,
+    each of which costs several times as much in torch.
     """
     positions = panel.tolist()
 
-    def ends(before: int, pivot: float, place: int) -> bool:
-        if _beaten(pivot, positions[place], outside) and not (sure and before == 0):
+    def ends(before: int, pivot: float, column: int) -> bool:
+        if _beaten(pivot, positions[column], outside) and not (sure and before == 0):
             return True
         if not pivot > SOUND:
             require_sound(torch.tensor(pivot))
@@ -256,7 +255,7 @@ def _pivot_inside(
 
 
 def _first_largest(d: np.ndarray) -> int:
-    """Place of the largest after rounding, the first of equals; only what is next to the largest need be rounded."""
+    """Index of the largest after rounding, the first among equals; only values near the largest are rounded."""
     best = int(d.argmax())
     equals = d >= d[best] * (1 - 2e-11)
     if np.count_nonzero(equals) == 1:
@@ -266,7 +265,7 @@ def _first_largest(d: np.ndarray) -> int:
 
 
 def _beaten(value: float, position: int, outside: tuple[float, int]) -> bool:
-    """Whether the best bound outside comes first, after rounding; ties go to the lower index."""
+    """Whether the best bound outside wins after rounding; ties go to the lower index."""
     if abs(value - outside[0]) > 2e-11 * value:
         return value < outside[0]
     own = float(rounded(torch.tensor([value], dtype=torch.float64)))

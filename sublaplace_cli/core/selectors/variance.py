@@ -1,10 +1,10 @@
-"""Forward selection by predictive variance: at each step the parameter that adds most to it over the reference rows.
+"""Forward selection by predictive variance: each step takes the parameter that adds most to it over the reference rows.
 
-With S chosen, r_j the gradients of the reference rows with respect to parameter j, less what S explains of them,
-and d_j the Schur complement of Ω, adding j raises the sum of their variances by ‖r_j‖²/d_j. Gains may rise as S
-grows, so that no bound spares the look at every candidate; but all of them follow from two products with the
-Jacobian a step, and nothing of size k × p is kept. Updates round off a little each time: the best few are computed
-afresh before one is taken, and where they differ from the updated numbers, all are.
+With S chosen, r_j the gradients of the reference rows with respect to parameter j minus the part that S explains, and
+d_j the Schur complement of Ω, adding j raises the sum of their variances by ‖r_j‖²/d_j. Gains may rise as S grows, so
+no bound saves work and every candidate is updated; but all updates follow from two products with the Jacobian per step,
+and nothing of size k × p is stored. Updates accumulate rounding: before each step the best few values are recomputed,
+and where these differ from the updated ones, all values are.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from . import Selection, SelectionProblem, largest
 from .greedy import require_sound
 from .pool import candidates_of, check_pool
 
-FRESH = 32  # candidates that are computed afresh at each step
-NOTHING = 1e-12  # share of its first value below which a residual is rounding
-DRIFT = 1e-8  # difference between updated and fresh values from which on everything is computed afresh
-CHUNK = 1024  # candidates that are computed afresh together
-
+FRESH = 32  # candidates that are recomputed at each step
+NOTHING = 1e-12  # a residual below this part of its first value is rounding
+DRIFT = 1e-8  # relative difference of updated and recomputed values above which all are recomputed
+CHUNK = 1024  # candidates that are recomputed at once
 
 check = check_pool
 
@@ -38,7 +37,7 @@ def variance(problem: SelectionProblem, k: int) -> Selection:
         while len(search.chosen) < k and search.step():
             bar.advance(1)
     taken = torch.tensor(search.chosen, dtype=torch.int64, device=candidates.device)
-    # Once nothing adds anything, the reference rows have no more to say: the rest by their scores.
+    # Where no candidate adds variance at the reference rows, the rest is chosen by score.
     left = search.alive.nonzero().squeeze(1)
     S = search.candidates[left]
     rest = left[largest((problem.score / problem.prior)[S], k - len(taken))] if len(taken) < k else left[:0]
@@ -47,7 +46,7 @@ def variance(problem: SelectionProblem, k: int) -> Selection:
 
 
 class _VarianceSearch:
-    """State of one run, all of it in the prior's metric."""
+    """State of one search, in the prior's metric."""
 
     def __init__(self, precision: Precision, reference: Jacobian, candidates: Tensor) -> None:
         self.precision, self.reference, self.candidates = precision, reference, candidates
@@ -64,13 +63,13 @@ class _VarianceSearch:
         self.gains: list[float] = []
 
     def step(self) -> bool:
-        """Choose one more and bring all the others up to date; False where none would add anything."""
+        """Choose one more parameter and update the others; False where none would add anything."""
         few = self._best()
-        d, c = self._afresh(few)
+        d, c = self._recomputed(few)
         if not self._agree(few, d, c):
             self._refresh()
             few = self._best()
-            d, c = self._afresh(few)
+            d, c = self._recomputed(few)
         gains = c / d
         if float(gains.max()) <= NOTHING * (self.gains[0] if self.gains else 0.0):
             return False
@@ -100,21 +99,21 @@ class _VarianceSearch:
         d = 1 + A.square().sum(0) - t.square().sum(0)
         return d, A - self.A_S @ z, G - self.G_S @ z, t
 
-    def _afresh(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _recomputed(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         d, _, r, _ = self._residuals(*self._columns(positions))
         require_sound(d)
         return d, r.square().sum(0)
 
     def _refresh(self) -> None:
         for positions in self.alive.nonzero().squeeze(1).split(CHUNK):
-            self.d[positions], self.c[positions] = self._afresh(positions)
+            self.d[positions], self.c[positions] = self._recomputed(positions)
 
     def _take(self, best: int) -> None:
         A, G = self._columns(torch.tensor([best], device=self.candidates.device))
-        d, q, r, t = self._residuals(A, G)
+        d, a, r, t = self._residuals(A, G)
         w = self.A_S @ solve_lower_transposed(self.L, solve_lower(self.L, self.G_S.T @ r))
-        schur, overlap = self._products(q, r, w)
-        share = schur / float(d)  # how much of the new residuals the others lose
+        schur, overlap = self._updates(a, r, w)
+        share = schur / float(d)  # the part of the new residuals that the others lose
         self.d -= schur * share
         self.c += share * (share * float(r.square().sum()) - 2 * overlap)
         self.d.clamp_(min=1.0)
@@ -126,13 +125,13 @@ class _VarianceSearch:
         self.chosen.append(best)
         self.gains.append(float(r.square().sum() / d))
 
-    def _products(self, q: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        """Aᵀq, and Gᵀr − Aᵀw, for every candidate."""
+    def _updates(self, a: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Aᵀa, and Gᵀr − Aᵀw, for every candidate."""
         memory, root = self.precision.memory, self.precision.root
-        if self.reference is self.precision.jacobian:  # the same rows: one look at them
-            both = pull(self.reference, torch.cat([weigh_rows(q, root), r - weigh_rows(w, root)], dim=1), memory)
+        if self.reference is self.precision.jacobian:  # the same rows: one pass over them
+            both = pull(self.reference, torch.cat([weigh_rows(a, root), r - weigh_rows(w, root)], dim=1), memory)
             schur, overlap = both[:, 0], both[:, 1]
         else:
-            own = pull(self.precision.jacobian, weigh_rows(torch.cat([q, w], dim=1), root), memory)
+            own = pull(self.precision.jacobian, weigh_rows(torch.cat([a, w], dim=1), root), memory)
             schur, overlap = own[:, 0], pull(self.reference, r, memory)[:, 0] - own[:, 1]
         return schur[self.candidates] * self.scale, overlap[self.candidates] * self.scale

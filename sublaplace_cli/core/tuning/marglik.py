@@ -1,8 +1,8 @@
-"""The Laplace marginal likelihood of prior precisions and noise variance, and where it is largest.
+"""The Laplace marginal likelihood of prior precisions and noise variance, and its maximum.
 
-Everything it needs of the Jacobian is in Gram matrices of the training rows: one for each group of parameters with a
-prior precision of its own. With one group their eigenvalues are enough, and a step costs nothing; with several, a step
-is a Cholesky factorisation. In the logarithms of its arguments it is concave, so that there is one optimum.
+It depends on the Jacobian through Gram matrices of the training rows only: one per group of parameters that share a
+prior precision. With one group the eigenvalues are enough, and a step costs almost nothing; with several, a step is a
+Cholesky factorisation. It is concave in the logarithms of its arguments, so there is one optimum.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 
 LEAST, MOST = 1e-8, 1e8  # bounds of every precision and variance
 STEPS = 200
-GRID = 33  # points a side of the grid that the optimum is held against
+GRID = 33  # points per side of the grid that the optimum is compared with
 NEAR = (0.1, 1.0)  # steps in the logarithm, up and down, with several groups
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the marginal likelihood depends on besides its arguments."""
+    """Everything that the marginal likelihood depends on besides its arguments."""
 
     kernels: Sequence[Tensor]  # one group: eigenvalues (N·C,); several: Gram matrices (N·C, N·C), each for unit prior
     squares: Sequence[float]  # ‖θ_g‖² of each group
@@ -50,24 +50,24 @@ class Evidence:
         L, info = torch.linalg.cholesky_ex(total)
         if int(info) == 0:
             return 2 * L.diagonal().log().sum()
-        return torch.linalg.eigvalsh(total).clamp(min=1.0).log().sum()  # out at the bounds rounding swallows the I
+        return torch.linalg.eigvalsh(total).clamp(min=1.0).log().sum()  # near the bounds rounding hides the I
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """Where a criterion is best, and its value there and at the start."""
+    """The best arguments of a criterion, with its value there and at the start."""
 
     alphas: tuple[float, ...]
     sigma2: float
     value: float
     start_value: float
-    at_a_bound: bool  # one of the free ones
+    at_a_bound: bool  # one of the free arguments is
 
 
 def maximise(
     evidence: Evidence, alphas: Sequence[float], sigma2: float, free_alphas: Sequence[bool], free_sigma2: bool
 ) -> Optimum:
-    """The best of the free arguments, from this start; the others stay."""
+    """The best values of the free arguments, from this start; the others stay as they are."""
     start = torch.tensor([*alphas, sigma2], dtype=torch.float64).log()
     free = torch.tensor([*free_alphas, free_sigma2])
     device = evidence.kernels[0].device
@@ -78,7 +78,7 @@ def maximise(
 
     x = _climb(value, start[free])
     better = _best_of_grid(value, x)
-    if float(value(better)) > float(value(x)) + 1e-9 * abs(float(value(x))):  # never yet seen: it is concave
+    if float(value(better)) > float(value(x)) + 1e-9 * abs(float(value(x))):  # has never happened: it is concave
         x = _climb(value, better)
     best = torch.tensor([*alphas, sigma2], dtype=torch.float64)
     best = best.masked_scatter(free, x.exp().clamp(LEAST, MOST))
@@ -104,7 +104,7 @@ def _climb(value: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
 
 
 def _best_of_grid(value: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """The best of a grid over all that is allowed, or, with more than two arguments, of steps along each axis."""
+    """The best point of a grid over the allowed range or, with more than two arguments, of steps along each axis."""
     if len(x) <= 2:
         side = torch.linspace(math.log(LEAST), math.log(MOST), GRID, dtype=torch.float64)
         points = list(torch.cartesian_prod(*[side] * len(x)).reshape(-1, len(x)))

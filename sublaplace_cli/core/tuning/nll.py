@@ -1,4 +1,4 @@
-"""One prior precision by what it predicts: the variances of other rows for every α from one eigendecomposition."""
+"""One prior precision, chosen by the predictions for other rows: one eigendecomposition gives these for every α."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Training rows and other rows as α sees them, for a prior of α on every parameter."""
+    """What the variances depend on besides α, for a prior of α on every parameter."""
 
     eigenvalues: Tensor  # λ of A Aᵀ (n,)
     shares: Tensor  # squared parts of A Jᵀ in its eigenvectors (n, M·C)

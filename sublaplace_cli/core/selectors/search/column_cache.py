@@ -1,4 +1,4 @@
-"""Columns of a weighted Jacobian that a search has fetched, kept for as long as there is room."""
+"""A cache of columns of a weighted Jacobian, for a search."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from torch import Tensor
 from ...omega.precision import Precision
 from .. import largest
 
-HELD = -2.0  # below every bound: those of candidates are at least 1, those of chosen ones −1
+HELD = -2.0  # below every bound: bounds of candidates are at least 1, those of chosen parameters −1
 
 
 class ColumnCache:
-    """Columns of A V^(−½) at some of the candidates, widened a batch at a time: one pass over the rows a batch."""
+    """Columns of A V^(−½) at some of the candidates; it grows in batches, one pass over the rows per batch."""
 
     def __init__(self, precision: Precision, candidates: Tensor, first: int, most: int) -> None:
         self.precision, self.candidates, self.first, self.most = precision, candidates, first, most
         self.slot = torch.full((len(candidates),), -1, dtype=torch.int64, device=candidates.device)
-        self.batches: list[Tensor] = []  # (width, N·C) each; slots count through all of them
+        self.batches: list[Tensor] = []  # (width, N·C) each; slots are numbered through all of them
         self.ends: list[int] = [0]
 
     def hold(self, positions: Tensor, bounds: Tensor) -> None:
-        """See to it that these are held; `bounds` decide which others are fetched along with them."""
+        """Fetch those of these columns that are missing; `bounds` decide which others are fetched with them."""
         missing = int((self.slot[positions] < 0).sum())
         if missing:
             self._fetch(bounds, missing)
 
     def columns(self, positions: Tensor) -> Tensor:
-        """Columns that are held (N·C, len(positions)); quickest in the order in which they are held."""
+        """Cached columns (N·C, len(positions)); fastest in the order of the cache."""
         slots, order = self.slot[positions].sort()
         out = torch.empty(len(positions), self.precision.n_rows, dtype=torch.float64, device=slots.device)
         cuts = torch.searchsorted(slots, torch.tensor(self.ends, device=slots.device)).tolist()
@@ -42,17 +42,17 @@ class ColumnCache:
         return out.T
 
     def in_held_order(self, positions: Tensor) -> Tensor:
-        """The same positions, in the order in which their columns are held."""
+        """The same positions, in the order of the cache."""
         return positions[self.slot[positions].argsort()]
 
     def _fetch(self, bounds: Tensor, missing: int) -> None:
-        """Hold the candidates with the largest bounds: a quarter as many again, as far as memory allows."""
+        """Cache the candidates with the largest bounds: a quarter more columns, if memory allows."""
         width = min(self.most, max(self.first, self.ends[-1] * 5 // 4), len(bounds))
-        if width - self.ends[-1] < missing:  # no room for more: let go of all, and begin anew with the best
+        if width - self.ends[-1] < missing:  # no room: drop all, and start again with the best
             self.batches, self.ends = [], [0]
             self.slot.fill_(-1)
         wanted = torch.where(self.slot < 0, bounds, bounds.new_tensor(HELD))
-        # In rising order: neighbours are quicker to fetch.
+        # In rising order, because neighbours are faster to fetch.
         new = largest(wanted, width - self.ends[-1]).sort().values
         self.batches.append(self.precision.columns(self.candidates[new]))
         self.slot[new] = torch.arange(self.ends[-1], self.ends[-1] + len(new), device=self.slot.device)

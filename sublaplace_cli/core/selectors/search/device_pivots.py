@@ -1,4 +1,4 @@
-"""Pivots of a panel on a device: its commands are sent ahead, and it is asked for the outcome once for many pivots."""
+"""Pivots of a panel on a device: commands are queued, and the outcome is read once for many pivots."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 from .. import rounded
 
-AT_ONCE = 64  # pivots between two looks at the outcome; those behind the last one that counts are thrown away
-Ends = Callable[[int, float, int], bool]  # (how many before it, value, place) → whether this pivot is not taken
+AT_ONCE = 64  # pivots between two reads of the outcome; those after the last valid one are discarded
+Ends = Callable[[int, float, int], bool]  # (pivots before it, value, column) → whether to stop before this pivot
 
 
 def pivots_on_device(T: Tensor, most: int, ends: Ends) -> tuple[list[int], list[float], Tensor]:
-    """(places, values, remaining diagonal) of the pivots of T in order, ties to the first, until `ends` or `most`."""
+    """(columns, values, remaining diagonal) of the pivots of T in order, ties to the first, until `ends` or `most`."""
     rows = T.new_empty(min(most, len(T)), len(T))  # of the Cholesky factor
     d, first = T.diagonal().clone(), torch.arange(len(T), device=T.device)
     taken: list[int] = []
@@ -22,7 +22,7 @@ def pivots_on_device(T: Tensor, most: int, ends: Ends) -> tuple[list[int], list[
     while len(taken) < len(rows):
         done = len(taken)
         some = min(AT_ONCE, len(rows) - done)
-        places, values = first.new_empty(some), T.new_empty(some)
+        columns, values = first.new_empty(some), T.new_empty(some)
         for i in range(some):
             t = done + i
             sizes = rounded(d)
@@ -31,11 +31,11 @@ def pivots_on_device(T: Tensor, most: int, ends: Ends) -> tuple[list[int], list[
             earlier = rows[:t].index_select(1, best)
             row = (T.index_select(0, best).squeeze(0) - earlier.squeeze(1) @ rows[:t]) * pivot.rsqrt()
             rows[t] = row
-            d = (d - row.square()).index_fill(0, best, 0.0)  # sound pivots are at least about 1
-            places[i : i + 1], values[i : i + 1] = best, pivot
-        for place, value in zip(places.tolist(), values.tolist(), strict=True):
-            if ends(len(taken), value, place):
+            d = (d - row.square()).index_fill(0, best, 0.0)  # valid pivots are at least about 1
+            columns[i : i + 1], values[i : i + 1] = best, pivot
+        for column, value in zip(columns.tolist(), values.tolist(), strict=True):
+            if ends(len(taken), value, column):
                 return taken, pivots, T.diagonal() - rows[: len(taken)].square().sum(0)
-            taken.append(place)
+            taken.append(column)
             pivots.append(value)
     return taken, pivots, T.diagonal() - rows[: len(taken)].square().sum(0)

@@ -1,7 +1,7 @@
-"""Schur complements of Ω after some parameters were chosen, in the prior's metric: I + Aᵀ M A, M = (I + A_S A_Sᵀ)⁻¹.
+"""Schur complements of Ω with S chosen, in the prior's metric: I + Aᵀ R A with R = (I + A_S A_Sᵀ)⁻¹.
 
-Two forms of the same: one whose matrices have the size of S, one whose matrices have the size of the rows. Both say,
-when S grows, along which directions Z the others lose: M becomes M − Zᵀ Z, so d_j falls by ‖Z a_j‖².
+There are two forms: one whose matrices have the size of S, one whose matrices have the size of the rows. When S grows,
+both return directions Z for which R becomes R − Zᵀ Z, so that d_j falls by ‖Z a_j‖².
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from ...linalg import column_squares, safe_cholesky, self_product, solve_lower, 
 
 
 class Complement(NamedTuple):
-    """Of some columns: their Schur complement, and what it was made from."""
+    """The Schur complement of some columns, and the half product that it was computed from."""
 
     T: Tensor  # (b, b)
     half: Tensor
 
 
 class Schur(Protocol):
-    """What a search asks for."""
+    """Schur complements for a search."""
 
     def complement(self, A: Tensor) -> Complement:
-        """Of the columns A (N·C, b)."""
+        """The Schur complement of the columns A (N·C, b)."""
         ...
 
     def diagonal(self, A: Tensor) -> Tensor:
-        """The diagonal of the same, which is cheaper."""
+        """Its diagonal, which is cheaper."""
         ...
 
     def cost(self) -> int:
-        """Multiplications of `diagonal` for one column; a triangular solve is slower than a product, by half."""
+        """Multiplications of `diagonal` per column; those of a triangular solve count one and a half times."""
         ...
 
     def extend(self, A: Tensor, of: Complement) -> Tensor:
-        """S grows by these columns, given their complement; returns the directions Z (b, N·C)."""
+        """Add these columns, with their complement, to S; returns the directions Z (b, N·C)."""
         ...
 
 
 class PrimalSchur:
-    """I + AᵀA − XᵀX with X = L⁻¹ A_Sᵀ A: cheaper while S is small beside the rows."""
+    """I + AᵀA − XᵀX with X = L⁻¹ A_Sᵀ A: cheaper while S is smaller than the rows."""
 
     def __init__(self, n_rows: int, like: Tensor) -> None:
         self.A_S = torch.empty(n_rows, 0, dtype=torch.float64, device=like.device)
@@ -67,18 +67,18 @@ class PrimalSchur:
 
     def extend(self, A: Tensor, of: Complement) -> Tensor:
         X, corner = of.half, safe_cholesky(of.T)
-        lost = A - self.A_S @ solve_lower_transposed(self.L, X)  # M A
+        lost = A - self.A_S @ solve_lower_transposed(self.L, X)  # R A
         self.L = torch.cat([torch.nn.functional.pad(self.L, (0, len(corner))), torch.cat([X.T, corner], 1)])
         self.A_S = torch.cat([self.A_S, A], 1)
         return solve_lower(corner, lost.T)
 
 
 class DualSchur:
-    """I + AᵀMA with M kept as the Cholesky factor of its inverse: its size does not grow with S."""
+    """I + AᵀRA with R stored as the Cholesky factor of its inverse, whose size does not grow with S."""
 
     def __init__(self, n_rows: int, like: Tensor) -> None:
-        self.outer = torch.eye(n_rows, dtype=torch.float64, device=like.device)  # I + A_S A_Sᵀ
-        self.L = self.outer.clone()
+        self.inverse = torch.eye(n_rows, dtype=torch.float64, device=like.device)  # R⁻¹ = I + A_S A_Sᵀ
+        self.L = self.inverse.clone()
 
     def complement(self, A: Tensor) -> Complement:
         X = solve_lower(self.L, A)
@@ -94,6 +94,6 @@ class DualSchur:
 
     def extend(self, A: Tensor, of: Complement) -> Tensor:
         directions = solve_lower(safe_cholesky(of.T), solve_lower_transposed(self.L, of.half).T)
-        add_upper(self.outer, A)  # the one triangle that the factorisation looks at
-        self.L = safe_cholesky(self.outer.clone())  # from scratch: no drift, and no dearer than the panel
+        add_upper(self.inverse, A)  # the triangle that the factorisation reads
+        self.L = safe_cholesky(self.inverse.clone())  # from scratch: no drift, and no more expensive than the panel
         return directions

@@ -21,7 +21,7 @@ GRAM_ERROR = 1e-9
 # The residual form is off by (eps·κ)²; from this κ on that is corrected by one step of iterative refinement.
 REFINE_CONDITION = 1e10
 HARMLESS_CONDITION = 1e6  # below this nothing depends on κ: an upper bound is enough
-STRIP = 256  # rows of a symmetric matrix that are handled at a time
+SYMMETRIC_STRIP = 256  # rows of a symmetric matrix that are handled at a time
 
 
 def safe_cholesky(B: Tensor, describe: Callable[[int], str] = str) -> Tensor:
@@ -54,8 +54,8 @@ def solve_lower_transposed(L: Tensor, B: Tensor) -> Tensor:
 
 def mirrored(K: Tensor) -> Tensor:
     """K with the part above its diagonal copied below it, in place."""
-    for top in range(0, len(K), STRIP):
-        end = min(top + STRIP, len(K))
+    for top in range(0, len(K), SYMMETRIC_STRIP):
+        end = min(top + SYMMETRIC_STRIP, len(K))
         corner = K[top:end, top:end]
         corner.copy_(torch.triu(corner) + torch.triu(corner, 1).T)
         K[end:, top:end] = K[top:end, end:].T
@@ -65,22 +65,22 @@ def mirrored(K: Tensor) -> Tensor:
 def self_product(A: Tensor) -> Tensor:
     """A Aᵀ, computed on and above the diagonal and mirrored."""
     K = torch.empty(len(A), len(A), dtype=A.dtype, device=A.device)
-    for top in range(0, len(A), STRIP):
-        torch.mm(A[top : top + STRIP], A[top:].T, out=K[top : top + STRIP, top:])
+    for top in range(0, len(A), SYMMETRIC_STRIP):
+        torch.mm(A[top : top + SYMMETRIC_STRIP], A[top:].T, out=K[top : top + SYMMETRIC_STRIP, top:])
     return mirrored(K)
 
 
 def column_squares(X: Tensor) -> Tensor:
     """Squared norms of the columns, without a second X."""
     total = torch.zeros(X.shape[1], dtype=X.dtype, device=X.device)
-    for rows in X.split(STRIP):
+    for rows in X.split(SYMMETRIC_STRIP):
         total += rows.square().sum(0)
     return total
 
 
 def inverse_square_sums(L: Tensor) -> Tensor:
     """Column sums of squares of L⁻¹, i.e. the diagonal of (L Lᵀ)⁻¹, skipping the zeros above the diagonal."""
-    sums, step = [], max(STRIP, len(L) // 16)  # each solve copies its part of L, so there should not be too many
+    sums, step = [], max(SYMMETRIC_STRIP, len(L) // 16)  # each solve copies its part of L, so there should not be too many
     for left in range(0, len(L), step):
         width = min(step, len(L) - left)
         unit = torch.eye(len(L) - left, width, dtype=L.dtype, device=L.device)

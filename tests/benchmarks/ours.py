@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import problems
 import torch
+from sublaplace_cli.core.posterior.fitting import fit_full, fit_subnet
+from sublaplace_cli.core.posterior.posterior import subnet_variance
 from torch import Tensor, nn
 
 from sublaplace_cli.__main__ import prefer_large_pages
@@ -16,12 +18,10 @@ from sublaplace_cli.core.jacobian.blocks import DenseBlock
 from sublaplace_cli.core.jacobian.capture import Capture, prepare_capture
 from sublaplace_cli.core.jacobian.rows import BlockBuffer, HeldJacobian
 from sublaplace_cli.core.likelihoods import regression
-from sublaplace_cli.core.linalg import STRIP
+from sublaplace_cli.core.linalg import SYMMETRIC_STRIP
 from sublaplace_cli.core.network.layout import Layout
 from sublaplace_cli.core.omega.precision import Precision
 from sublaplace_cli.core.omega.row_sums import row_norms
-from sublaplace_cli.core.posterior.fitting import fit_full, fit_subnet
-from sublaplace_cli.core.posterior.posterior import subnet_variance
 from sublaplace_cli.core.selectors import SelectionProblem
 from sublaplace_cli.core.selectors.gradient import gradient
 
@@ -172,7 +172,7 @@ def gram_rate(n: int, width: int) -> dict:
     A = problems.rows(n, width, seed=2).double()
     plain = 2 * n * n * width / problems.timed(lambda: A @ A.T)[0]
     ours = n * n * width / problems.timed(lambda: block.add_gram(block, prior, K.zero_()))[0]
-    return {"seconds": n * n * width / ours, "rate": ours, "plain": plain, "ratio": ours / plain, "strip": STRIP}
+    return {"seconds": n * n * width / ours, "rate": ours, "plain": plain, "ratio": ours / plain, "strip": SYMMETRIC_STRIP}
 
 
 CASES: dict[str, Callable[[], dict]] = {

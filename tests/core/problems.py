@@ -11,7 +11,7 @@ import torch
 from cases import CASES, Case
 from torch import Tensor
 
-from sublaplace_cli.catalog import LIKELIHOODS, load
+from sublaplace_cli.catalog import TASKS, load
 from sublaplace_cli.core.jacobian.blocks import Block, DenseBlock
 from sublaplace_cli.core.jacobian.capture import Capture, prepare_capture
 from sublaplace_cli.core.jacobian.rows import HeldJacobian
@@ -103,7 +103,7 @@ def synthetic(
     train = held(J, layout)
     f, p = train.outputs, train.layout.size
     prior = v if isinstance(v, Tensor) else torch.full((p,), v, dtype=torch.float64)
-    root = load(LIKELIHOODS["regression"])(f, sigma2)
+    root = load(TASKS["regression"].entry)().with_noise(sigma2).root(f)
     precision = Precision(train, root, prior, PLENTY)
     test = held(J if J_test is None else J_test, layout)
     theta = torch.arange(p, dtype=torch.float64)
@@ -119,7 +119,7 @@ def solved(name: str, prior: str = "equal") -> Problem:
     f, J = reference.jacobian(model, train, row_count(train))
     f_test, J_test = reference.jacobian(model, test, row_count(test))
     sigma2 = NOISE if case.task == "regression" else 1.0
-    root = load(LIKELIHOODS[case.task])(f, sigma2)
+    root = load(TASKS[case.task].entry)().with_noise(sigma2).root(f)
     precision = Precision(held(J, layout, f), root, prior_of(prior, layout.size), PLENTY)
     H = reference.output_hessian(case.task, f, sigma2)
     names = tuple(last_linear(model, train))

@@ -8,15 +8,16 @@ from cases import CASES
 from core.problems import PLENTY, assert_close, case_named, prior_of, subset
 from torch.utils.data import DataLoader, TensorDataset
 
-from sublaplace_cli.catalog import LIKELIHOODS, load
-from sublaplace_cli.core import likelihoods
+from sublaplace_cli.catalog import TASKS, load
 from sublaplace_cli.core.jacobian.capture import prepare_capture
 from sublaplace_cli.core.jacobian.rows import HeldJacobian
+from sublaplace_cli.core.likelihoods.multiclass import Multiclass
 from sublaplace_cli.core.network.layout import Layout
 from sublaplace_cli.core.omega.precision import Precision
 from sublaplace_cli.core.omega.row_sums import row_norms
-from sublaplace_cli.core.posterior.fitting import fit_full, fit_subnet
-from sublaplace_cli.core.posterior.posterior import diagonal_variance, subnet_variance
+from sublaplace_cli.core.posterior.diagonal import DiagonalPosterior
+from sublaplace_cli.core.posterior.full import fit_full
+from sublaplace_cli.core.posterior.path import fit_subnet
 
 laplace = pytest.importorskip("laplace", reason="laplace-torch is not installed: pip install laplace-torch")
 curvature = pytest.importorskip("laplace.curvature", reason="laplace-torch has no curvature backends here")
@@ -40,7 +41,7 @@ class Ours:
         self.prior = prior_of("equal", self.p) if prior is None else prior
         capture = prepare_capture(self.model, layout, self.train, PLENTY)
         self.rows, self.test_rows = (self._held(capture, inputs) for inputs in (self.train, self.test))
-        root = load(LIKELIHOODS[self.case.task])(self.rows.outputs, SIGMA2)
+        root = load(TASKS[self.case.task].entry)().with_noise(SIGMA2).root(self.rows.outputs)
         self.precision = Precision(self.rows, root, self.prior, PLENTY)
 
     @staticmethod
@@ -53,7 +54,7 @@ class Ours:
         return fit_full(self.precision).variance(self.test_rows, norms)
 
     def subnet_variance(self, S: torch.Tensor, form: str) -> torch.Tensor:
-        return subnet_variance(fit_subnet(self.precision, S, form), self.test_rows, PLENTY)
+        return fit_subnet(self.precision, S, form).variance(self.test_rows)
 
 
 def theirs(ours: Ours, kind, prior, backend=None, **options) -> torch.Tensor:
@@ -79,12 +80,12 @@ def no_ridge(monkeypatch):
     diag(p) − ppᵀ is singular then, so its root is taken by eigenvectors instead of Cholesky.
     """
 
-    def root(f, _sigma2=1.0):
+    def root(_self, f):
         p = torch.softmax(f, 1)
         values, vectors = torch.linalg.eigh(torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1))
         return vectors * values.clamp(min=0).sqrt().unsqueeze(1)
 
-    monkeypatch.setattr(likelihoods, "multiclass", root)
+    monkeypatch.setattr(Multiclass, "root", root)
 
 
 @in_common
@@ -112,7 +113,7 @@ def test_full_laplace_with_a_prior_for_each_parameter(name, no_ridge):
 @in_common
 def test_diagonal_laplace(name, no_ridge):
     ours = Ours(name)
-    found = diagonal_variance(ours.precision, ours.precision.data_diagonal(), ours.test_rows)
+    found = DiagonalPosterior(ours.prior, ours.precision.data_diagonal(), PLENTY).variance(ours.test_rows)
     assert_close(found, theirs(ours, laplace.DiagLaplace, 0.7))
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from core.problems import assert_close, random_matrix, synthetic
 
+from sublaplace_cli.cli.advice import hint_of
 from sublaplace_cli.core.linalg import (
     REFUSE_CONDITION,
     WARN_CONDITION,
@@ -18,8 +19,9 @@ from sublaplace_cli.core.linalg import (
     solve_lower_transposed,
 )
 from sublaplace_cli.core.network.layout import Layout
-from sublaplace_cli.core.posterior.fitting import fit_full, fit_subnet
-from sublaplace_cli.errors import NumericsError
+from sublaplace_cli.core.posterior.full import fit_full
+from sublaplace_cli.core.posterior.path import fit_subnet
+from sublaplace_cli.errors import NumericsError, Reason
 
 
 def positive_definite(size: int) -> torch.Tensor:
@@ -44,7 +46,8 @@ def test_safe_cholesky_names_the_pivot(bad):
     with pytest.raises(NumericsError) as failure:
         safe_cholesky(B, layout.describe)
     assert f"at {layout.describe(bad)} (pivot {bad + 1} of 7)" in failure.value.message
-    assert "posterior.prior_precision" in str(failure.value)
+    assert failure.value.reason is Reason.NOT_POSITIVE_DEFINITE
+    assert "posterior.prior_precision" in hint_of(failure.value)
 
 
 def test_safe_cholesky_refuses_what_is_not_finite():
@@ -88,7 +91,8 @@ def test_conditions_that_float64_can_carry_pass(value):
 def test_conditions_that_it_cannot_are_refused(value):
     with pytest.raises(NumericsError, match="ill-conditioned") as failure:
         check_condition(value)
-    assert "posterior.noise_variance" in str(failure.value)
+    assert failure.value.reason is Reason.ILL_CONDITIONED
+    assert "posterior.noise_variance" in hint_of(failure.value)
 
 
 def test_the_limits_are_those_of_the_design():

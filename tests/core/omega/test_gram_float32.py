@@ -9,12 +9,11 @@ import torch
 from core.problems import Problem, solved
 
 from sublaplace_cli.core.jacobian.rows import Jacobian
-from sublaplace_cli.core.omega import gram_float32 as gram_check
+from sublaplace_cli.core.omega import gram_float32
 from sublaplace_cli.core.omega import precision as precision_module
 from sublaplace_cli.core.omega.gram_float32 import Sample, require_accuracy, sample_of
 from sublaplace_cli.core.omega.row_sums import row_norms
-from sublaplace_cli.core.posterior.fitting import fit_full
-from sublaplace_cli.core.posterior.posterior import FullPosterior
+from sublaplace_cli.core.posterior.full import FullPosterior, fit_full
 from sublaplace_cli.errors import NumericsError
 
 MEMORY = 2**30
@@ -30,7 +29,7 @@ def of_prior(name: str, factor: float, dtype: torch.dtype) -> tuple[Problem, Ful
 @pytest.mark.parametrize("factor", [1.0, 1e-2, 1e-4])
 @pytest.mark.parametrize("name", ["mlp", "mlp-3-outputs", "conv-binary", "conv-multiclass", "attention"])
 def test_the_error_is_that_against_float64(monkeypatch: pytest.MonkeyPatch, name: str, factor: float) -> None:
-    monkeypatch.setattr(gram_check, "BOUND", 1.0)
+    monkeypatch.setattr(gram_float32, "BOUND", 1.0)
     _, _, exact = of_prior(name, factor, torch.float64)
     problem, posterior, found = of_prior(name, factor, torch.float32)
     true = float(((found - exact) / exact).abs().max())
@@ -50,15 +49,15 @@ def test_what_is_off_by_more_than_the_bound_is_refused() -> None:
         of_prior("mlp-3-outputs", 1e-4, torch.float32)
 
 
-def test_the_check_looks_at_all_training_rows_no_more_often_than_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where they are large, each look takes as long as a good part of the Gram matrix."""
-    looks, whole = [], precision_module.gram
+def test_the_check_reads_the_training_rows_no_more_often_than_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are many, each pass takes as long as a good part of the Gram matrix."""
+    single_passes, whole = [], precision_module.gram_strips
 
-    def counted(left: Jacobian, right: Jacobian, prior: torch.Tensor, memory: int, dtype: torch.dtype, **watch):
-        looks.append(dtype)
-        return whole(left, right, prior, memory, dtype, **watch)
+    def counted(left: Jacobian, right: Jacobian, prior: torch.Tensor, memory: int, same: bool, single: bool, **more):
+        single_passes.append(single)
+        return whole(left, right, prior, memory, same, single, **more)
 
-    monkeypatch.setattr(precision_module, "gram", counted)
+    monkeypatch.setattr(precision_module, "gram_strips", counted)
     of_prior("conv-multiclass", 1.0, torch.float32)
-    assert looks.count(torch.float32) == 3, "the Gram matrix, a sample of training rows, the test rows"
-    assert looks.count(torch.float64) == 2, "both samples once more"
+    assert single_passes.count(True) == 3, "the Gram matrix, a sample of training rows, the test rows"
+    assert single_passes.count(False) == 2, "both samples once more"

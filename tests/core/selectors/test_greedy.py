@@ -13,14 +13,16 @@ from cases import CASES
 from core.problems import PLENTY, PRIORS, Problem, prior_of, random_matrix, solved, subset, synthetic
 from scipy.linalg.lapack import dpstrf
 
-from sublaplace_cli.core.selectors import Selection
+from sublaplace_cli.core.network.layout import Layout
+from sublaplace_cli.core.selectors import Selection, SelectorFacts
 from sublaplace_cli.core.selectors import greedy as module
+from sublaplace_cli.core.selectors import variance as variance_module
 from sublaplace_cli.core.selectors.greedy import GREEDY_PANEL, SWEEP, greedy
 from sublaplace_cli.core.selectors.pool import pool_size
 from sublaplace_cli.core.selectors.search.column_cache import ColumnCache
 from sublaplace_cli.core.selectors.search.device_pivots import pivots_on_device
 from sublaplace_cli.core.selectors.search.schur import DualSchur, PrimalSchur
-from sublaplace_cli.errors import NumericsError, UserError
+from sublaplace_cli.errors import NumericsError, Reason, UserError
 
 
 @pytest.fixture(autouse=True, params=[(0, 0), module.SMALL_POOL], ids=["search", "small-pools-whole"])
@@ -118,7 +120,7 @@ def test_the_width_of_a_panel_does_not_change_the_order(panel, N, monkeypatch):
 @pytest.mark.parametrize(("N", "prior"), [(9, "equal"), (30, "unequal"), (400, "unequal")])
 def test_bounds_that_are_lowered_a_few_pivots_at_a_time(N, prior, loose, monkeypatch):
     """Many small sweeps with a short first look: values from scratch, values by the pivots between, and a mix."""
-    for name, value in {"GREEDY_PANEL": 8, "SWEEP": 24, "FIRST_LOOK": 3, "LOOSE": loose}.items():
+    for name, value in {"GREEDY_PANEL": 8, "SWEEP": 24, "FIRST_UPDATE": 3, "LOOSE": loose}.items():
         monkeypatch.setattr(module, name, value)
     scale = torch.logspace(0, -1, 300, dtype=torch.float64)[subset(300, 300)]
     problem = synthetic(random_matrix(N, 300) * scale, prior_of(prior, 300), sigma2=0.1)
@@ -263,8 +265,29 @@ def test_pool_sizes(pool, k, p, size):
 
 
 def test_a_pool_smaller_than_k_is_refused():
-    with pytest.raises(UserError, match="--pool 9 is smaller than --k 10"):
+    with pytest.raises(UserError, match="a pool of 9 candidates is smaller than k = 10") as failure:
         pool_size("9", 10, 100)
+    assert failure.value.reason is Reason.POOL_TOO_SMALL
+
+
+@pytest.mark.parametrize("method", [module, variance_module], ids=["greedy", "variance"])
+def test_the_early_check_refuses_a_pool_smaller_than_k(method):
+    facts = SelectorFacts(Layout.from_shapes([("w", (100,))]), (), pool="9")
+    method.check(facts, 9)
+    method.check(facts, None)
+    with pytest.raises(UserError, match="a pool of 9 candidates is smaller than k = 10"):
+        method.check(facts, 10)
+
+
+def test_advice_where_columns_do_not_fit_into_memory(monkeypatch):
+    problem = solved("conv", "unequal").selection()
+    assert module.advise(problem, 5) is None
+    monkeypatch.setattr(module, "GREEDY_PANEL", 1)
+    cramped = replace(problem, precision=replace(problem.precision, memory=8 * problem.precision.n_rows * 4 * 3))
+    advice = module.advise(cramped, 5)
+    assert f"the columns of 3 of {problem.layout.size} candidates" in advice
+    assert "--" not in advice
+    assert module.advise(replace(cramped, pool="2k"), 1) is None, "two candidates always fit"
 
 
 def test_the_pool_restricts_the_choice():

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
+from core.jacobian.test_formulas import assert_right, prepared
 from core.problems import random_matrix
-from core.test_layers import assert_right, prepared
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 

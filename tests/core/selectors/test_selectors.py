@@ -1,6 +1,8 @@
-"""What every method of the catalog promises, over every case; and the methods that are a line of algebra."""
+"""What every selector of the catalog promises, over every case; and the selectors that are a line of algebra."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import reference
@@ -8,19 +10,20 @@ import torch
 from cases import CASES
 from core.problems import PRIORS, case_named, prior_of, random_matrix, solved, synthetic
 
-from sublaplace_cli.catalog import METHODS, load
+from sublaplace_cli.catalog import BY_NAME, METHODS, load, load_check
+from sublaplace_cli.cli.advice import hint_of
 from sublaplace_cli.core.network.layout import Layout
-from sublaplace_cli.core.selectors import checked
+from sublaplace_cli.core.selectors import SelectorFacts, checked
 from sublaplace_cli.core.selectors.by_name import by_name
 from sublaplace_cli.core.selectors.gradient import gradient
 from sublaplace_cli.core.selectors.subnet_diagonal import subnet_diagonal
-from sublaplace_cli.errors import UserError
+from sublaplace_cli.errors import Reason, UserError
 
-SELECTORS = {name: load(method.entry) for name, method in METHODS.items() if method.entry is not None}
+SELECTORS = {name: load(method.entry) for name, method in METHODS.items() if method.kind == "selector"}
 WITH_K = [name for name in SELECTORS if METHODS[name].takes_k]
 NAMES = [case.name for case in CASES]
 
-# `variance` looks at every candidate at every step: a case of each kind is enough.
+# `variance` updates every candidate at every step: one case of each kind is enough.
 FEW = {"variance": ("linear", "mlp-3-outputs", "conv-binary", "mlp-multiclass")}
 PAIRS = [(m, n) for m in WITH_K for n in FEW.get(m, NAMES)]
 
@@ -156,9 +159,14 @@ def test_neural_linear_is_the_last_linear_layer(name, expected):
 
 
 def test_neural_linear_without_a_linear_layer_points_to_names():
-    with pytest.raises(UserError, match=r"no trainable nn\.Linear") as failure:
-        SELECTORS["neural-linear"](synthetic(random_matrix(4, 3)).selection(), 0)
-    assert "names:PATTERN" in str(failure.value)
+    problem = synthetic(random_matrix(4, 3)).selection()
+    early = load_check(METHODS["neural-linear"])
+    for refuse in (lambda: SELECTORS["neural-linear"](problem, 0), lambda: early(SelectorFacts(problem.layout, ()), 0)):
+        with pytest.raises(UserError, match=r"no trainable nn\.Linear") as failure:
+            refuse()
+        assert failure.value.reason is Reason.NO_LINEAR_LAYER
+        assert "names:PATTERN" in hint_of(failure.value)
+    early(SelectorFacts(problem.layout, ("w",)), 0)
 
 
 def test_names_takes_whole_tensors():
@@ -168,9 +176,21 @@ def test_names_takes_whole_tensors():
 
 
 def test_a_name_that_matches_nothing_is_answered_with_a_suggestion():
-    with pytest.raises(UserError, match="no trainable parameter") as failure:
-        by_name(solved("conv").selection(), "linaer.weight")
-    assert "did you mean 'linear.weight'?" in str(failure.value)
+    problem, early = solved("conv").selection(), load_check(BY_NAME)
+    facts = SelectorFacts(problem.layout, (), pattern="linaer.weight")
+    for refuse in (lambda: by_name(problem, "linaer.weight"), lambda: early(facts, None)):
+        with pytest.raises(UserError, match=r"no trainable parameter matches 'linaer\.weight'") as failure:
+            refuse()
+        assert "did you mean 'linear.weight'?" in str(failure.value)
+    early(replace(facts, pattern="linear.*"), None)
+
+
+@pytest.mark.parametrize("name", SELECTORS)
+def test_early_checks_pass_what_the_method_can_do(name):
+    problem = solved("conv").selection()
+    check = load_check(METHODS[name])
+    if check is not None:
+        check(SelectorFacts(problem.layout, problem.last_linear, problem.pool), 3)
 
 
 @pytest.mark.parametrize(

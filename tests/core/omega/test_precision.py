@@ -34,15 +34,14 @@ from sublaplace_cli.core.jacobian.rows import (
     RecomputedJacobian,
     StoredJacobian,
     aligned,
-    bytes_per_row,
     row_tiles,
 )
 from sublaplace_cli.core.network.forward import map_inputs
 from sublaplace_cli.core.network.layout import Layout
 from sublaplace_cli.core.omega.gram import gram
 from sublaplace_cli.core.omega.row_sums import row_norms, squared_gradients
-from sublaplace_cli.core.posterior.fitting import fit_full, fit_subnet
-from sublaplace_cli.core.posterior.posterior import subnet_variance
+from sublaplace_cli.core.posterior.full import fit_full
+from sublaplace_cli.core.posterior.path import fit_subnet, path_variances
 
 NAMES = [case.name for case in CASES]
 each_problem = pytest.mark.parametrize(("name", "prior"), [(name, prior) for name in NAMES for prior in PRIORS])
@@ -117,8 +116,8 @@ def answers(problem: Problem) -> dict[str, torch.Tensor]:
         "norms": norms,
         "residual": precision.residual_norms(test, chosen, w),
         "full": replace(full, precision=precision).variance(test, norms),
-        "primal": subnet_variance(primal, test, precision.memory),
-        "dual": subnet_variance(dual, test, precision.memory),
+        "primal": path_variances([primal], test, precision.memory)[0],
+        "dual": path_variances([dual], test, precision.memory)[0],
         "freedom": torch.tensor([full.freedom, primal.freedom, dual.freedom], dtype=torch.float64),
     }
 
@@ -145,7 +144,7 @@ def test_no_memory_at_all_means_tiles_of_one_row():
 @pytest.mark.parametrize("rows_per_read", [1, 4, 5])
 def test_tiles_cover_all_rows_once_within_the_memory_and_on_the_grain(rows_per_read):
     jacobian = recomputed(solved("mlp-3-outputs").precision.jacobian, rows_per_read)
-    row = bytes_per_row(jacobian)
+    row = sum(block.row_bytes for block in jacobian.templates)
     assert row == 3 * 51 * 8
     for rows in range(1, 30):
         tiles = row_tiles(jacobian, memory=TILE_SHARE * rows * row)
@@ -181,7 +180,7 @@ def test_answers_do_not_depend_on_the_order_of_the_training_rows(name):
     assert_same({k: t for k, t in answers(other).items() if k not in of_rows}, expected)
 
 
-def pattern_of(held: HeldJacobian) -> tuple[blocks.Block, ...]:
+def templates_of(held: HeldJacobian) -> tuple[blocks.Block, ...]:
     return tuple(block.rows(0, 1) for block in held.blocks)
 
 
@@ -190,7 +189,7 @@ def stored(held: HeldJacobian) -> StoredJacobian:
         part = held.blocks[i].rows(start, stop)
         return part.with_tensors({name: tensor.clone() for name, tensor in part.tensors().items()})
 
-    return StoredJacobian(held.layout, held.outputs, pattern_of(held), read)
+    return StoredJacobian(held.layout, held.outputs, templates_of(held), read)
 
 
 def recomputed(held: HeldJacobian, rows_per_read: int) -> RecomputedJacobian:
@@ -199,7 +198,7 @@ def recomputed(held: HeldJacobian, rows_per_read: int) -> RecomputedJacobian:
         assert stop == min(start + rows_per_read, len(held.outputs))
         return [block.rows(start, stop) for block in held.blocks]
 
-    return RecomputedJacobian(held.layout, held.outputs, pattern_of(held), compute, rows_per_read)
+    return RecomputedJacobian(held.layout, held.outputs, templates_of(held), compute, rows_per_read)
 
 
 @pytest.mark.parametrize("memory", [1, 20_000, PLENTY])

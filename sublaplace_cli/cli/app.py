@@ -1,6 +1,6 @@
-"""The command line: parse → one step → print. The one error boundary and exit-code map.
+"""The command line: parse → run → deliver. The only error boundary and exit-code map.
 
-Nothing heavy is imported up here: `--help` and wrong usage must answer at once.
+Nothing heavy is imported at the top: `--help` and wrong usage must answer at once.
 """
 
 from __future__ import annotations
@@ -8,31 +8,27 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
-import shutil
 import sys
 import traceback
 import typing
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from .. import __version__, signals
-from ..catalog import FORMATS, PICTURES, SUFFIXES, load
 from ..distributed.process_group import exit_if_distributed, report_error, worker_group
-from ..distributed.ranks import RankInfo, current_rank
-from ..errors import SublaplaceError
-from ..steps.request import check_usage
-from ..steps.settings import Settings
-from .console import Console, print_result, print_table
+from ..distributed.ranks import current_rank
+from ..errors import Reason, SublaplaceError
+from ..files.spec.loading import find_spec, load_spec
+from .advice import ADVICE, hint_of
+from .console import Console, print_result
+from .deliver import deliver
 from .options import COMMANDS, OPTIONS
-
-IN_WORDS = ("table", "markdown", "github")  # formats that tell of the gate
-
-if TYPE_CHECKING:
-    from ..steps.commands import Outcome
+from .settings import Settings
+from .usage import on_device, parse_job
 
 app = typer.Typer(
     name="sublaplace",
@@ -56,7 +52,7 @@ def _show_version(wanted: bool) -> None:
 
 
 Version = Annotated[
-    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version and end")
+    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="show the version and exit")
 ]
 
 
@@ -66,7 +62,7 @@ def _show_help(context: typer.Context, wanted: bool) -> None:
         raise typer.Exit
 
 
-Help = Annotated[bool, typer.Option("--help", callback=_show_help, is_eager=True, help="show this message and end")]
+Help = Annotated[bool, typer.Option("--help", callback=_show_help, is_eager=True, help="show this message and exit")]
 
 
 @app.callback()
@@ -79,8 +75,8 @@ def _command(name: str) -> Callable[..., None]:
 
     def body(**values: Any) -> None:
         values.pop("version")
-        given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-        _execute(name, Settings(**given))
+        typed: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+        _execute(name, Settings(**typed))
 
     hints = typing.get_type_hints(Settings)
     defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Settings)}
@@ -117,9 +113,23 @@ def _execute(command: str, settings: Settings) -> None:
         info = current_rank()
         if not info.is_leader:
             console = Console(quiet=True)
-        code = _run(command, settings, console, info)
+        job = parse_job(command, settings)
+        load_spec(job.project.spec or find_spec(Path.cwd()))  # a wrong spec is reported before torch is imported
+        _route_warnings(console)
+        from ..commands.runner import follow_job, run_job  # imports torch
+
+        with worker_group(info, job.compute.device) as workers:
+            job = on_device(job, str(getattr(workers, "device", job.compute.device)))
+            if not info.is_leader:
+                follow_job(job, console, workers)
+                raise typer.Exit(0)
+            outcome = run_job(job, console, workers)
+        signals.check()
+        code = deliver(job, outcome, console)
     except Exception as error:
-        signals.check()  # an interruption in disguise is none of these errors
+        if isinstance(error, typer.Exit):
+            raise
+        signals.check()  # an interruption that a library turned into another exception
         if settings.debug:
             traceback.print_exc(file=sys.__stderr__)
         explained = _explained(error)
@@ -131,117 +141,17 @@ def _execute(command: str, settings: Settings) -> None:
 
 def _explained(error: Exception) -> SublaplaceError:
     if isinstance(error, SublaplaceError):
+        error.hint = hint_of(error)  # other ranks get the message and the hint, not the reason
         return error
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, not imported here
-        return SublaplaceError("out of memory", hint="lower --memory, --k or the number of rows")
+        return SublaplaceError("out of memory", hint=ADVICE[Reason.OUT_OF_MEMORY])
     return SublaplaceError(f"unexpected {type(error).__name__}: {error}", hint="--debug shows the traceback")
 
 
-def _run(command: str, settings: Settings, console: Console, info: RankInfo) -> int:
-    settings = _with_environment(settings)
-    check_usage(settings)
-    _check_spec(settings)
-    _route_warnings(console)
-    from ..steps.commands import follow_command, run_command  # import torch: only once usage and spec are right
-
-    with worker_group(info, settings.device) as workers:
-        settings = dataclasses.replace(settings, device=str(getattr(workers, "device", settings.device)))
-        if not info.is_leader:
-            follow_command(command, settings, console, workers)
-            return 0
-        outcome = run_command(command, settings, console, load(FORMATS["json"]), workers)
-    signals.check()
-    if not settings.dry_run:
-        _write_files(outcome, settings)
-    _print(outcome.result, settings, console)
-    return _judged(outcome.result, settings, console)
-
-
-def _write_files(outcome: Outcome, settings: Settings) -> None:
-    """Everything that the command line names, besides the predictions."""
-    from ..files.artifacts.atomic import replacing, write_text
-
-    for path in settings.output:
-        kind = SUFFIXES[path.suffix] if settings.format == "auto" else settings.format
-        write_text(path, load(FORMATS[kind])(outcome.result).rstrip("\n") + "\n")
-    if settings.plot is not None:
-        from ..render.plots import picture
-
-        figure = load(PICTURES[settings.plot_kind or "curves"])(outcome.result, outcome.figures)
-        with replacing(settings.plot) as file:
-            file.write(picture(figure, settings.plot.suffix.removeprefix(".")))
-    if settings.report is not None:
-        from ..render.html import html_report
-
-        text = html_report(outcome.result, outcome.figures, sys.argv[1:], outcome.spec.text, __version__)
-        write_text(settings.report, text)
-
-
-def _judged(result: dict[str, Any], settings: Settings, console: Console) -> int:
-    """The exit code of the gate; on stderr what it comes from, where stdout does not say it in words."""
-    if settings.dry_run or not result.get("gate"):
-        return 0
-    from ..render.text import gate_lines
-    from ..results.gate import exit_code
-
-    code = exit_code(result)
-    if _format_of(settings) not in IN_WORDS:
-        for line in gate_lines(result):
-            (console.warn if code else console.note)(line)
-    for change in result["gate"].get("baseline", {}).get("changes", ()):
-        within = " (within its standard error)" if change["within_error"] else ""
-        values = f"{change['baseline']:.6g} → {change['value']:.6g}"
-        console.detail(f"{change['method']}, k = {change['k']}: {change['metric']} {values}{within}")
-    return code
-
-
-def _with_environment(settings: Settings) -> Settings:
-    allowed = os.environ.get("SUBLAPLACE_ALLOW_CODE", "").replace(",", " ").split()
-    return dataclasses.replace(settings, allow_code=(*settings.allow_code, *allowed))
-
-
-def _check_spec(settings: Settings) -> None:
-    from ..files.spec.loading import find_spec, load_spec
-
-    load_spec(settings.spec if settings.spec is not None else find_spec(Path.cwd()))
-
-
 def _route_warnings(console: Console) -> None:
-    """Warnings of libraries are for --verbose; ours are written on purpose."""
+    """Warnings of libraries are shown with --verbose."""
 
     def show(message: Warning | str, *_args: Any, **_kwargs: Any) -> None:
         console.detail(f"(library warning) {message}")
 
     warnings.showwarning = show
-
-
-def _format_of(settings: Settings) -> str:
-    """What stdout is written in."""
-    kind = "json" if settings.json else settings.format
-    return ("table" if sys.stdout.isatty() else "tsv") if kind == "auto" else kind
-
-
-def _print(result: dict[str, Any], settings: Settings, console: Console) -> None:
-    kind = _format_of(settings)
-    if kind == "table" and settings.format == "auto":  # on a terminal: as wide as it is
-        from ..render.text import gate_lines, short_grid, title
-
-        print_table(title(result), *short_grid(result, shutil.get_terminal_size().columns))
-        for line in gate_lines(result):
-            print_result(line)
-        return
-    print_result(load(FORMATS[kind])(result))
-    summary = os.environ.get("GITHUB_STEP_SUMMARY")
-    if kind == "github" and summary and not settings.dry_run:
-        _append_summary(summary, result, console)
-
-
-def _append_summary(path: str, result: dict[str, Any], console: Console) -> None:
-    """To the runner's file, which other steps write to as well; the verdict does not depend on it."""
-    from ..render.ci import github_summary
-
-    try:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(github_summary(result))
-    except OSError as error:
-        console.warn(f"GITHUB_STEP_SUMMARY {path}: {error.strerror}; the summary was not written")

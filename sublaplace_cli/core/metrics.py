@@ -126,13 +126,13 @@ def crps(prediction: Prediction, known: Comparison) -> Tensor:
 
 def accuracy(prediction: Prediction, known: Comparison) -> Tensor:
     """Share of rows whose most probable class is the true one."""
-    return (_probabilities(prediction, known).max(1).indices == known.targets).double()
+    return (_probabilities(prediction, known).max(1).indices == _targets(known)).double()
 
 
 def ece(prediction: Prediction, known: Comparison) -> float:
     """Expected calibration error over 15 equal-width bins of the top class' probability."""
     confidence, predicted = _probabilities(prediction, known).max(1)
-    return calibration_error(confidence, (predicted == known.targets).double())
+    return calibration_error(confidence, (predicted == _targets(known)).double())
 
 
 def brier(prediction: Prediction, known: Comparison) -> Tensor:

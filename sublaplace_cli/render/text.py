@@ -32,11 +32,6 @@ VALUE_HEADING = "value"  # of a column that holds words as well as numbers
 LEFT_ALIGNED = ("checkpoint", "method", VALUE_HEADING)
 
 
-def json_text(answer: Answer) -> str:
-    """Strict JSON: no NaN, no Infinity."""
-    return json.dumps(answer.as_dict(), indent=1, allow_nan=False, ensure_ascii=False)
-
-
 def jsonl(answer: Answer) -> str:
     """One line of JSON per row."""
     lines = [answer.as_dict()] if isinstance(answer, Listing) else _all_rows(answer)

@@ -13,7 +13,7 @@ from .result import Answer, Result, Row, SweepResult
 
 EXIT_BROKEN, EXIT_NOT_JUDGED = 1, 4
 WHOLE_ROW = "baseline"  # in place of a metric, where a whole row could not be compared
-Judged = TypeVar("Judged", Result, SweepResult)
+Judged = TypeVar("Judged", bound=Result | SweepResult)
 
 
 @dataclass(frozen=True)

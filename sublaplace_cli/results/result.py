@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -196,3 +197,8 @@ class Listing:
 
 
 Answer = Result | SweepResult | Listing
+
+
+def json_text(answer: Answer) -> str:
+    """Strict JSON: no NaN, no Infinity."""
+    return json.dumps(answer.as_dict(), indent=1, allow_nan=False, ensure_ascii=False)

@@ -1,0 +1,90 @@
+"""What a command leaves: the files that the command line names, the result on stdout, the exit code."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+from .. import __version__
+from ..catalog import FORMAT_OF_SUFFIX, FORMATS, PICTURES, load
+from ..results.gate import exit_code
+from ..results.result import Answer, Listing
+from .console import Console, print_result, print_table
+
+if TYPE_CHECKING:
+    from ..commands.runner import Outcome
+    from ..run.job import Job, OutputOptions
+
+FORMATS_WITH_GATE = ("table", "markdown", "github")  # they show the gate in words
+
+
+def deliver(job: Job, outcome: Outcome, console: Console) -> int:
+    """Write and print everything; returns the exit code."""
+    if not job.mode.dry_run:
+        _write_files(job.outputs, outcome)
+    _print(job, outcome.answer, console)
+    answer = outcome.answer
+    if isinstance(answer, Listing) or answer.gate is None:
+        return 0
+    code = exit_code(answer)
+    if _stdout_format(job.outputs) not in FORMATS_WITH_GATE:
+        from ..render.text import gate_lines
+
+        for line in gate_lines(answer):
+            (console.warn if code else console.note)(line)
+    for change in answer.gate.comparison.changes if answer.gate.comparison is not None else ():
+        within = " (within its standard error)" if change.within_error else ""
+        values = f"{change.baseline:.6g} → {change.value:.6g}"
+        console.detail(f"{change.method}, k = {change.k}: {change.metric} {values}{within}")
+    return code
+
+
+def _write_files(outputs: OutputOptions, outcome: Outcome) -> None:
+    from ..files.artifacts.atomic import replacing, write_text
+
+    for path in outputs.results:
+        kind = FORMAT_OF_SUFFIX[path.suffix] if outputs.format == "auto" else outputs.format
+        write_text(path, load(FORMATS[kind])(outcome.answer).rstrip("\n") + "\n")
+    if outputs.plot is not None:
+        from ..render.plots import picture
+
+        figure = load(PICTURES[outputs.plot_kind or "curves"])(outcome.answer, outcome.figures)
+        with replacing(outputs.plot) as file:
+            file.write(picture(figure, outputs.plot.suffix.removeprefix(".")))
+    if outputs.report is not None and not isinstance(outcome.answer, Listing):
+        from ..render.html import html_report
+
+        text = html_report(outcome.answer, outcome.figures, sys.argv[1:], outcome.spec.text, __version__)
+        write_text(outputs.report, text)
+
+
+def _stdout_format(outputs: OutputOptions) -> str:
+    return ("table" if sys.stdout.isatty() else "tsv") if outputs.format == "auto" else outputs.format
+
+
+def _print(job: Job, answer: Answer, console: Console) -> None:
+    kind = _stdout_format(job.outputs)
+    if kind == "table" and job.outputs.format == "auto":  # on a terminal: as wide as it is
+        from ..render.text import gate_lines, short_grid, title
+
+        print_table(title(answer), *short_grid(answer, shutil.get_terminal_size().columns))
+        for line in gate_lines(answer):
+            print_result(line)
+        return
+    print_result(load(FORMATS[kind])(answer))
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if kind == "github" and summary and not job.mode.dry_run:
+        _append_summary(summary, answer, console)
+
+
+def _append_summary(path: str, answer: Answer, console: Console) -> None:
+    """To the runner's file, which other steps write to as well; the verdict does not depend on it."""
+    from ..render.ci import github_summary
+
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(github_summary(answer))
+    except OSError as error:
+        console.warn(f"GITHUB_STEP_SUMMARY {path}: {error.strerror}; the summary was not written")

@@ -1,0 +1,58 @@
+"""What can be known before any computing is refused before any computing."""
+
+from __future__ import annotations
+
+from ..catalog import load_check
+from ..core.selectors import SelectorFacts
+from ..errors import UserError
+from ..files.networks.imports import load_function
+from ..run.job import Choice, Job
+from ..run.run import Run
+from ..run.user_files.output_files import protect_inputs
+from ..run.user_files.predictions_file import check_predictions
+from .evaluate import check_bracket
+from .select import require_selector
+from .sweep import is_sweep
+
+
+def check_sweep(job: Job) -> None:
+    """Only `evaluate` runs over several checkpoints or seeds."""
+    if is_sweep(job) and (job.command != "evaluate" or job.posterior.posterior is not None):
+        what = job.command if job.posterior.posterior is None else "evaluate --posterior"
+        raise UserError(
+            f"{what} takes one checkpoint and one seed",
+            hint=f'call it once for each: for c in runs/*.pt; do sublaplace {job.command} --checkpoint "$c"; done',
+        )
+    if job.mode.dry_run and job.posterior.posterior is not None:
+        raise UserError("--dry-run has nothing to say about --posterior: no artifact is written")
+    if job.outputs.predictions is not None and job.choices:
+        check_predictions(job.outputs.predictions, 2 if is_sweep(job) else len(job.choices))
+
+
+def check_run(run: Run) -> None:
+    """What needs the network and the data: choices, output files, pictures."""
+    protect_inputs(run)
+    for choice in run.choices:
+        _check_choice(run, choice)
+    check_bracket(run)
+    kind = run.job.outputs.plot_kind
+    if kind == "map" and run.choices and not any(choice.call.selects for choice in run.choices):
+        raise UserError("--plot-kind map: no method of this evaluation chooses a sub-network")
+    if kind == "calibration" and run.split("test").targets is None:
+        raise UserError("--plot-kind calibration: the test rows have no targets")
+
+
+def _check_choice(run: Run, choice: Choice) -> None:
+    """Each method has its own check in its own file."""
+    call, command = choice.call, run.job.command
+    if command == "select" or (command == "fit" and not call.is_full):
+        require_selector(call, command)
+    if call.own_code:
+        options = run.project.options
+        load_function(call.name, f"--method {call.name}", options.allow_code, run.project.loaded.folder)
+        return
+    check = load_check(call.method)
+    if check is not None and call.selects:
+        check(SelectorFacts(run.layout, run.network.last_linear, run.job.selection.pool, call.pattern), choice.k)
+    elif check is not None:
+        check(run)

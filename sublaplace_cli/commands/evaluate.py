@@ -1,0 +1,178 @@
+"""`sublaplace evaluate`: every method at every k against the full posterior, the targets and the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..catalog import load
+from ..core.posterior.bounds import Bracket, bracket
+from ..core.posterior.theorem1 import require_not_larger
+from ..core.prediction import Absent, Comparison, Prediction
+from ..errors import UserError
+from ..files.artifacts.run_folder import file_stem
+from ..results.result import Result, Setup
+from ..run.job import Choice
+from ..run.posteriors import fit, paths, variant
+from ..run.predictions import predict
+from ..run.problem import Problem, open_problem
+from ..run.references import ReferenceInputs
+from ..run.references.full import full_prediction
+from ..run.run import Run
+from ..run.selections import Selector
+from ..run.user_files.oracle import oracle_outputs
+from .scoring import score_row
+
+DEFAULT_FULL_ROWS = 4000
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result, and the predictions behind each of its rows."""
+
+    result: Result
+    predictions: tuple[Prediction, ...]
+    known: Comparison
+
+
+def evaluate(run: Run) -> Evaluation:
+    """Rows → Ω → select → fit → predict → score."""
+    oracle = oracle_outputs(run)  # first: a wrong oracle must not cost a run
+    problem = open_problem(run)
+    f = problem.rows.outputs("test")
+    known = _comparison(problem, oracle)
+    full = full_prediction(problem, known) if _needs_full(run) else None
+    known = _with_full(problem, known, full)
+    subnets = [choice for choice in run.choices if choice.call.selects]
+    predictions: dict[Choice, Prediction] = {}
+    chosen = Selector(problem).select(subnets)
+    for path in paths(list(chosen.values())):
+        made = predict(problem, path, lambda path=path: fit(problem, path), known)  # type: ignore[misc]
+        by_digest = {own.digest: prediction for own, prediction in zip(path, made, strict=True)}
+        predictions |= {choice: by_digest[own.digest] for choice, own in chosen.items() if own.digest in by_digest}
+    for choice in run.choices:
+        if not choice.call.selects:
+            inputs = ReferenceInputs(choice.call.name, problem, f, full)
+            predictions[choice] = load(choice.call.method.entry)(inputs)
+    ordered = tuple(predictions[choice] for choice in run.choices)
+    _check_theorem_1(problem, ordered, full)
+    bounds = _bounds(problem, ordered)
+    known = known if bounds is None else _with_bounds(known, bounds)
+    return Evaluation(_result(problem, ordered, known, full, bounds), ordered, known)
+
+
+def _needs_full(run: Run) -> bool:
+    return run.job.compares_with_full or any(choice.call.is_full for choice in run.choices)
+
+
+def _comparison(problem: Problem, oracle: Tensor | None) -> Comparison:
+    run = problem.run
+    return Comparison(
+        likelihood=problem.hyperparameters.likelihood,
+        n_train=len(run.split("train")),
+        targets=run.targets("test"),
+        oracle=oracle,
+        std_full=None,
+        absent=Absent(full="--full none", oracle="no oracle in the spec"),
+    )
+
+
+def _with_full(problem: Problem, known: Comparison, full: Prediction | None) -> Comparison:
+    if full is None or full.freedom is None or not problem.run.job.compares_with_full:
+        return known
+    return replace(known, std_full=full.std, full_ipv=known.ipv(full.freedom))
+
+
+def _with_bounds(known: Comparison, bounds: Bracket) -> Comparison:
+    absent = replace(known.absent, full="--full bracket: it lies between w2_low and w2_high")
+    return replace(known, std_bounds=(bounds.low.sqrt(), bounds.high.sqrt()), absent=absent)
+
+
+def full_rows(run: Run) -> int:
+    """Training rows of each full posterior that is an upper bound."""
+    return min(run.job.posterior.full_rows or DEFAULT_FULL_ROWS, len(run.split("train")))
+
+
+def check_bracket(run: Run) -> None:
+    """The lower bound of `--full bracket` is a sub-network that is not rescaled."""
+    if run.job.posterior.full == "bracket" and (
+        run.rescale != "none" or not any(choice.call.selects for choice in run.choices)
+    ):
+        raise UserError(
+            "--full bracket needs a sub-network without --rescale: it is the lower bound",
+            hint="for example: --method gradient --k 1000 --full bracket",
+        )
+
+
+def _bounds(problem: Problem, predictions: Sequence[Prediction]) -> Bracket | None:
+    if problem.run.job.posterior.full != "bracket":
+        return None
+    subnets = [prediction.variance for prediction in predictions if prediction.is_subnet_posterior]
+    test, norms = problem.rows.test.jacobian, problem.test_norms
+    with problem.run.store.timed("bracket"):
+        return bracket(problem.omega, test, norms, full_rows(problem.run), subnets)
+
+
+def _check_theorem_1(problem: Problem, predictions: Sequence[Prediction], full: Prediction | None) -> None:
+    """Every sub-network against the full posterior, and against those that contain it."""
+    subnets = [prediction for prediction in predictions if prediction.is_subnet_posterior]
+    for small in subnets:
+        if full is not None:
+            norms = problem.test_norms
+            require_not_larger(small.variance, full.variance, norms, small.name, "the full posterior")
+        for large in subnets:
+            if _contains(large, small):
+                require_not_larger(small.variance, large.variance, problem.test_norms, small.name, large.name)
+
+
+def _contains(large: Prediction, small: Prediction) -> bool:
+    if large.indices is None or small.indices is None or len(large.indices) <= len(small.indices):
+        return False
+    # Subsets of different methods are nested only by accident: not worth the check.
+    return large.method == small.method and bool(torch.isin(small.indices, large.indices).all())
+
+
+def _result(
+    problem: Problem,
+    predictions: Sequence[Prediction],
+    known: Comparison,
+    full: Prediction | None,
+    bounds: Bracket | None,
+) -> Result:
+    run, settled = problem.run, problem.hyperparameters
+    details = {} if settled.tuned is None else {"tuned": settled.tuned}
+    if bounds is not None:
+        details = {**details, "bracket": {"rows": full_rows(run), "sets": bounds.n_sets}}
+    return Result(
+        setup=Setup(
+            task=run.project.spec.task,
+            n_train=len(run.split("train")),
+            n_test=len(run.split("test")),
+            n_params=run.layout.size,
+            n_outputs=run.passes.n_outputs,
+            noise_variance=settled.noise_variance,
+            prior_precision=settled.prior_precision,
+            device=str(run.device),
+            workers=run.workers.size,
+        ),
+        provenance=run.provenance,
+        full=score_row(full, known) if full is not None and known.std_full is not None else None,
+        rows=tuple(score_row(prediction, known) for prediction in predictions),
+        details=details,
+        artifacts=_artifacts(run, [*predictions, *([full] if full is not None else [])]),
+    )
+
+
+def _artifacts(run: Run, predictions: Sequence[Prediction]) -> dict[str, str]:
+    """What the result rests on and the folder holds, whether this command made it or not."""
+    names = ["jacobians-train", "jacobians-test", f"jacobians-{run.origin(run.job.selection.reference)}", "scores"]
+    for prediction in predictions:
+        if prediction.k is not None:
+            kinds = ("indices", "posterior", "predictions")
+            indices, *rest = (file_stem(kind, prediction.method, prediction.k) for kind in kinds)
+            is_subnet = prediction.indices is not None
+            names += [indices, *(variant(name, run.rescale if is_subnet else "none") for name in rest)]
+    return run.store.existing(names)

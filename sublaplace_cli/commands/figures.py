@@ -1,0 +1,64 @@
+"""Numbers behind the pictures: calibration, σ against σ_full, and the layers of each sub-network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from ..core.network.layout import Layout
+from ..core.prediction import Comparison, Prediction
+from ..results.figures import Figures, LayerShare, Series
+from .evaluate import Evaluation
+
+MOST_POINTS = 2000  # of a scatter plot per method: more would only be ink
+
+
+def figures_of(evaluation: Evaluation, layout: Layout) -> Figures:
+    """The numbers behind all pictures of one evaluation."""
+    known, predictions = evaluation.known, evaluation.predictions
+    missing = {}
+    if known.targets is None:
+        missing["calibration"] = known.absent.targets
+    if known.std_full is None:
+        missing["scatter"] = f"there is no full posterior to compare with ({known.absent.full})"
+    subnets = [prediction for prediction in predictions if prediction.indices is not None]
+    if not subnets:
+        missing["map"] = "no method of this evaluation chooses a sub-network"
+    return Figures(
+        calibration_axes=known.likelihood.calibration_axes,
+        calibration=[] if "calibration" in missing else [_calibration(each, known) for each in predictions],
+        scatter=[] if "scatter" in missing else [_scatter(each, known) for each in predictions],
+        layers=_layers(layout, subnets),
+        missing=missing,
+    )
+
+
+def _calibration(prediction: Prediction, known: Comparison) -> Series:
+    assert known.targets is not None, "the caller has checked it"
+    return Series(prediction.name, *known.likelihood.calibration(prediction.mean, prediction.std, known.targets))
+
+
+def _scatter(prediction: Prediction, known: Comparison) -> Series:
+    assert known.std_full is not None, "the caller has checked it"
+    full, own = known.std_full.flatten(), prediction.std.flatten()
+    step = math.ceil(len(full) / MOST_POINTS)
+    return Series(prediction.name, full[::step].tolist(), own[::step].tolist())
+
+
+def _layers(layout: Layout, subnets: Sequence[Prediction]) -> list[LayerShare]:
+    masks = {}
+    for prediction in subnets:
+        assert prediction.indices is not None, "the caller has checked it"
+        mask = torch.zeros(layout.size, dtype=torch.bool)
+        mask[prediction.indices.cpu()] = True
+        masks[prediction.name] = mask
+    return [
+        LayerShare(
+            parameter.name,
+            parameter.size,
+            {label: int(mask[parameter.span].sum()) for label, mask in masks.items()},
+        )
+        for parameter in layout.parameters
+    ]

@@ -1,0 +1,48 @@
+"""`sublaplace fit`: the posterior over the chosen parameters, or over all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..catalog import FULL
+from ..errors import UserError
+from ..run.posteriors import fit as fit_path
+from ..run.problem import Problem, open_problem
+from ..run.run import Run
+from ..run.selections import Selector
+from ..run.user_files.indices_file import read_indices
+
+
+def fit(run: Run) -> dict[str, Any]:
+    """Rows → Ω → select → fit."""
+    problem = open_problem(run)
+    if run.choices and run.choices[0].call.is_full:
+        return _fit_full(problem)
+    if run.job.posterior.indices is not None:
+        chosen = read_indices(run, run.job.posterior.indices)
+    else:
+        (chosen,) = Selector(problem).select(run.choices).values()
+    (fitted,) = fit_path(problem, [chosen])
+    posterior, rescale = fitted.posterior, fitted.rescale
+    values = _values(problem, chosen.method, chosen.k, posterior.freedom, posterior.condition)
+    return problem.with_tuning({**values, "rescale": rescale.c, "remainder": rescale.b})
+
+
+def _fit_full(problem: Problem) -> dict[str, Any]:
+    run = problem.run
+    if run.job.posterior.rescale not in (None, "none"):
+        raise UserError("--rescale is for sub-networks: the full posterior leaves nothing out")
+    full = problem.full
+    return problem.with_tuning(_values(problem, FULL, run.layout.size, full.freedom, full.condition))
+
+
+def _values(problem: Problem, method: str, k: int, freedom: float, condition: float) -> dict[str, Any]:
+    return {
+        "n_params": problem.run.layout.size,
+        "n_train": len(problem.run.split("train")),
+        "method": method,
+        "k": k,
+        "noise_variance": problem.hyperparameters.noise_variance,
+        "ipv": problem.ipv(freedom),
+        "condition": condition,
+    }

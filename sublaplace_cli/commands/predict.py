@@ -1,0 +1,116 @@
+"""`sublaplace evaluate --posterior FILE`: predictions on new data from a posterior alone, without its training rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.jacobian.rows import TILE_SHARE
+from ..core.omega.row_sums import columns_of_blocks
+from ..core.posterior.sampling import draw_outputs, rescaled_draws
+from ..core.prediction import Absent, Comparison, Prediction
+from ..errors import UserError
+from ..files.artifacts.artifact import Artifact
+from ..results.result import Result, Setup
+from ..run.posteriors import Fitted, read_fitted
+from ..run.project import prior_vector
+from ..run.run import Run, parameter_table
+from ..run.user_files.oracle import oracle_outputs
+from .evaluate import Evaluation
+from .scoring import score_row
+
+
+def predict(run: Run, artifact: Artifact) -> Evaluation:
+    """One row of results, from the posterior and the test rows."""
+    _check_posterior(run, artifact)
+    meta = artifact.meta
+    oracle = oracle_outputs(run)
+    fitted = read_fitted(artifact, run.layout.size, run.passes.n_outputs, run.device, run.memory)
+    prior_precision = meta["prior_precision"]
+    if isinstance(prior_precision, list):  # (glob, number) in order
+        prior_precision = dict(prior_precision)
+    prior = prior_vector(prior_precision, run.layout, artifact.path).to(run.device)
+    f, variance, samples = _predict(run, fitted, prior)
+    k = len(fitted.posterior.indices)
+    prediction = Prediction(meta["method"], k, f, variance, meta["freedom"], fitted.rescale, samples=samples)
+    likelihood = run.unit_likelihood
+    known = Comparison(
+        likelihood=likelihood if meta["noise_variance"] is None else likelihood.with_noise(meta["noise_variance"]),
+        n_train=meta["n_train"],
+        targets=run.targets("test"),
+        oracle=oracle,
+        std_full=None,
+        absent=Absent(full="--posterior: the training rows are not there", oracle="no oracle in the spec"),
+    )
+    result = Result(
+        setup=Setup(
+            task=run.project.spec.task,
+            n_train=meta["n_train"],
+            n_test=len(run.split("test")),
+            n_params=run.layout.size,
+            n_outputs=run.passes.n_outputs,
+            noise_variance=meta["noise_variance"],
+            prior_precision=prior_precision,
+            device=str(run.device),
+            workers=run.workers.size,
+        ),
+        provenance={**run.provenance, "rescale": fitted.rescale.kind},
+        full=None,
+        rows=(score_row(prediction, known),),
+        artifacts={artifact.path.stem: str(artifact.path)},
+    )
+    return Evaluation(result, (prediction,), known)
+
+
+def _check_posterior(run: Run, artifact: Artifact) -> None:
+    """It must be of these weights and this network."""
+    where, meta = f"--posterior {artifact.path}", artifact.meta
+    if meta["weights_sha256"] != run.store.identity["weights"]:
+        raise UserError(f"{where}: it was fitted for other weights", hint="give its checkpoint with --checkpoint")
+    if meta["parameters"] != parameter_table(run.layout):
+        raise UserError(f"{where}: its parameter table is not that of this model")
+    spec, fitted_with = run.project.spec.model_dump(mode="json", by_alias=True), meta["spec"]
+    if fitted_with["task"] != spec["task"]:
+        raise UserError(f"{where}: its task is {fitted_with['task']}, that of the spec is {spec['task']}")
+    for section, key in (("model", "build"), ("model", "wrap"), ("data", "transforms"), ("data", "standardise")):
+        theirs = fitted_with[section].get(key)
+        if spec[section].get(key) != theirs:
+            raise UserError(f"{where}: it was fitted with another {section}.{key} than that of the spec: {theirs}")
+
+
+def _predict(run: Run, fitted: Fitted, prior: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(f (M, C), variance (M, C), draws (count, M, C) where asked for), pass by pass; nothing of a pass is kept."""
+    posterior, rescale, count = fitted.posterior, fitted.rescale, run.job.posterior.samples
+    seed = run.job.selection.seed
+    theta = None if count is None else posterior.draw(count, seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    fs, variances, draws = [], [], []
+    for f, J_S, outside in _rows(run, fitted, prior):
+        if theta is not None:
+            draws.append(rescaled_draws(draw_outputs(J_S, theta), rescale, outside, generator))
+        variances.append(rescale.apply(posterior.column_variance(J_S), outside).reshape(f.shape))
+        fs.append(f)
+    f = torch.cat(fs)
+    samples = f + torch.cat(draws).T.reshape(-1, *f.shape) if draws else None
+    return f, torch.cat(variances), samples
+
+
+def _rows(run: Run, fitted: Fitted, prior: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(f (m, C), J_Sᵀ (k, m·C), ‖g outside S‖² (m·C,)) of every pass over the test rows."""
+    split, posterior = run.split("test"), fitted.posterior
+    room = run.memory // TILE_SHARE // (16 * run.passes.n_outputs * len(posterior.indices))
+    step = max(1, min(run.passes.rows_per_pass(split), room))
+    scale = posterior.prior.rsqrt().unsqueeze(1)
+    with run.store.timed("predict"), run.reporter.progress("predictions of the test rows", len(split)) as progress:
+        for start in range(0, len(split), step):
+            captured = run.passes(split, start, min(start + step, len(split)))
+            J_S = columns_of_blocks(captured.blocks, posterior.indices, captured.f.numel())
+            outside = torch.zeros(captured.f.numel(), dtype=torch.float64, device=run.device)
+            if fitted.rescale.b:
+                norms: Any = sum(block.norms(prior[block.span]) for block in captured.blocks)
+                outside = (norms - (J_S * scale).square_().sum(0)).clamp(min=0.0)
+            yield captured.f, J_S, outside
+            progress.advance(len(captured.f))

@@ -1,0 +1,163 @@
+"""From a job to its outcome: check, open the run, run the command, write its files, judge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from ..catalog import FULL
+from ..core.workers import SINGLE_WORKER, WorkerGroup
+from ..device import OUT_OF_MEMORY
+from ..errors import UserError
+from ..files.artifacts.artifact import Artifact, open_artifact
+from ..files.artifacts.atomic import write_text
+from ..files.spec.gate import limits_of
+from ..files.spec.loading import LoadedSpec
+from ..reporter import Reporter
+from ..results.baseline import load_baseline
+from ..results.figures import Figures
+from ..results.gate import judge
+from ..results.result import Answer, Listing, Result, json_text
+from ..results.sweep import combine, combine_plans
+from ..run.job import Job
+from ..run.posteriors import scales_of
+from ..run.rows.row_storage import follow
+from ..run.run import Run, open_run
+from ..run.user_files.output_files import check_outputs
+from ..run.user_files.predictions_file import Line, prediction_lines, write_lines, write_predictions
+from .early_checks import check_run, check_sweep
+from .evaluate import Evaluation, evaluate
+from .figures import figures_of
+from .fit import fit
+from .jacobians import jacobians
+from .plan import plan
+from .predict import predict
+from .select import select
+from .sweep import SweepRun, is_sweep, runs_of, with_time_left
+
+LEAST_MEMORY = 2**14  # bytes: trying with less is useless
+Done = TypeVar("Done")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The answer, and what pictures and reports are made of."""
+
+    answer: Answer
+    spec: LoadedSpec
+    figures: Figures | None = None  # where a picture or a report was asked for
+    lines: tuple[Line, ...] = ()  # of the predictions file
+
+
+def run_job(job: Job, reporter: Reporter, workers: WorkerGroup = SINGLE_WORKER) -> Outcome:
+    """Run one of the four commands, once or as a sweep."""
+    check_outputs(job)
+    check_sweep(job)
+    baseline = None if job.gate.baseline is None else load_baseline(job.gate.baseline)
+    artifact, scales = _posterior(job)
+    command = _command(job, artifact)
+    runs, outcomes = runs_of(job), list[Outcome]()
+    for member in with_time_left(runs, reporter) if is_sweep(job) else runs:
+        with open_run(member.job, reporter, workers, scales) as run:
+            check_run(run)
+            done = plan(run) if job.mode.dry_run else _within_memory(run, command)
+            outcomes.append(_outcome(run, done, member, is_first=not outcomes))
+    outcome = _combined(job, runs, outcomes) if is_sweep(job) else outcomes[0]
+    if isinstance(outcome.answer, Listing):
+        return outcome
+    limits = [*limits_of(outcome.spec.spec.gate), *job.gate.limits]
+    return replace(outcome, answer=judge(outcome.answer, limits, baseline, job.gate.significant))
+
+
+def follow_job(job: Job, reporter: Reporter, workers: WorkerGroup) -> None:
+    """On all workers but the leader: open the same runs and take part in its collective calls."""
+    _, scales = _posterior(job)
+    for member in runs_of(job):
+        with open_run(member.job, reporter, workers, scales) as run:
+            follow(run.row_source, workers)
+
+
+def _command(job: Job, artifact: Artifact | None) -> Callable[[Run], Evaluation | dict[str, Any]]:
+    if artifact is not None:
+        return partial(predict, artifact=artifact)
+    commands: dict[str, Callable[[Run], Evaluation | dict[str, Any]]]
+    commands = {"jacobians": jacobians, "select": select, "fit": fit, "evaluate": evaluate}
+    return commands[job.command]
+
+
+def _within_memory(run: Run, work: Callable[[Run], Done]) -> Done:
+    """Again with half the memory after running out of it: finished parts are in the store by then.
+
+    Not with several workers: the others are inside the collective call that failed here.
+    """
+    while True:
+        try:
+            return work(run)
+        except OUT_OF_MEMORY:
+            if run.workers.size > 1 or run.memory < 2 * LEAST_MEMORY:
+                raise
+        run = run.with_half_the_memory()
+
+
+def _outcome(run: Run, done: Listing | Evaluation | dict[str, Any], member: SweepRun, is_first: bool) -> Outcome:
+    """Write what one run leaves besides its artifacts."""
+    seconds = {name: round(value, 4) for name, value in run.store.seconds.items()}
+    if isinstance(done, Listing):
+        return Outcome(done, run.project.loaded)
+    if isinstance(done, dict):
+        artifacts = {"artifacts": dict(sorted(run.store.artifacts.items()))}
+        tuned = {"tuned": done.pop("tuned")} if "tuned" in done else {}
+        return Outcome(Listing({"schema": 1, **done, **artifacts, **tuned, "seconds": seconds}), run.project.loaded)
+    if run.job.posterior.posterior is None:
+        text = json_text(done.result.reproducible())  # the same inputs give the same bytes
+        write_text(run.store.folder.path / "evaluation.json", text + "\n")
+    figures = _figures(run, done) if is_first else None  # of a sweep they show the first run
+    lines = _write_predictions(run, done, member)
+    return Outcome(replace(done.result, seconds=seconds), run.project.loaded, figures, tuple(lines))
+
+
+def _write_predictions(run: Run, done: Evaluation, member: SweepRun) -> list[Line]:
+    """Write the predictions of a single run; those of a sweep are returned."""
+    path = run.job.outputs.predictions
+    if path is None:
+        return []
+    if member.label is not None:
+        return prediction_lines(run, done.predictions, done.known, **member.label)
+    write_predictions(path, run, done.predictions, done.known)
+    return []
+
+
+def _combined(job: Job, runs: list[SweepRun], outcomes: list[Outcome]) -> Outcome:
+    answers, first = [outcome.answer for outcome in outcomes], outcomes[0]
+    if job.mode.dry_run:
+        plans = [answer for answer in answers if isinstance(answer, Listing)]
+        return Outcome(combine_plans([member.checkpoint for member in runs], plans), first.spec)
+    if job.outputs.predictions is not None:
+        write_lines(job.outputs.predictions, [line for outcome in outcomes for line in outcome.lines])
+    combined = combine(runs, [answer for answer in answers if isinstance(answer, Result)])
+    return Outcome(combined, first.spec, first.figures)
+
+
+def _posterior(job: Job) -> tuple[Artifact | None, Any]:
+    """The posterior that the job predicts with, and the scales of its rows; nothing where it fits its own."""
+    if job.posterior.posterior is None:
+        return None, None
+    artifact = open_artifact(job.posterior.posterior, "posterior")
+    if artifact.meta["method"] == FULL:
+        raise UserError(
+            f"--posterior {artifact.path}: the full posterior cannot predict without its training rows",
+            hint="use one over a sub-network: sublaplace fit --method gradient --k 1000",
+        )
+    return artifact, scales_of(artifact)
+
+
+def _figures(run: Run, evaluation: Evaluation) -> Figures | None:
+    outputs = run.job.outputs
+    if outputs.plot is None and outputs.report is None:
+        return None
+    figures = figures_of(evaluation, run.layout)
+    if outputs.plot is not None and (why := figures.missing.get(outputs.plot_kind or "")):
+        raise UserError(f"--plot-kind {outputs.plot_kind}: {why}")
+    return figures

@@ -1,0 +1,47 @@
+"""From a prediction to a row of the result: every metric of the table."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from ..catalog import load
+from ..core.metrics import NotApplicable
+from ..core.prediction import Comparison, Prediction
+from ..results.metric_table import METRICS, Metric
+from ..results.result import Row
+
+
+def score_row(prediction: Prediction, known: Comparison) -> Row:
+    """All metrics of one prediction, with the reasons for those that are missing."""
+    values: dict[str, float | None] = {}
+    why: dict[str, str] = {}
+    for metric in METRICS.values():
+        if metric.needs == "bracket" and known.std_bounds is None:
+            continue
+        for name, value in _values(metric, prediction, known).items():
+            values[name] = value if isinstance(value, float) else None
+            if isinstance(value, str):
+                why[name] = value
+    if prediction.own_mean and values["w2"] is not None:
+        why["w2"] = "its mean is another one: the spreads alone are compared"
+    return Row(prediction.method, prediction.k, values, why)
+
+
+def _values(metric: Metric, prediction: Prediction, known: Comparison) -> dict[str, float | str]:
+    """The metric and, of a mean over rows, its standard error (ddof 1); a text says why a number is missing."""
+    try:
+        found: Tensor | float = load(metric.entry)(prediction, known)
+    except NotApplicable as reason:
+        return dict.fromkeys((metric.name, f"{metric.name}_se") if metric.per_row else (metric.name,), str(reason))
+    if not isinstance(found, Tensor):
+        return {metric.name: _finite(found)}
+    error: float | str = "one row has no standard error"
+    if len(found) > 1:
+        error = _finite(float(found.std(correction=1)) / math.sqrt(len(found)))
+    return {metric.name: _finite(float(found.mean())), f"{metric.name}_se": error}
+
+
+def _finite(value: float) -> float | str:
+    return float(value) if math.isfinite(value) else "not a finite number"

@@ -1,0 +1,91 @@
+"""Prior precision and noise variance of a run: numbers of the spec, or chosen by the data before they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..core.likelihoods import Likelihood
+from ..errors import UserError
+from .project import prior_vector
+from .run import Run
+
+MARGLIK = "marglik"  # in place of a number: by marginal likelihood
+NOISE_FLOOR = 1e-3
+EVERYTHING = "*"
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """What the posterior depends on besides the network and the rows."""
+
+    prior_precision: Any  # a number, or {glob: number}
+    prior: Tensor  # v (p,)
+    likelihood: Likelihood  # with its noise variance
+    tuned: Mapping[str, Any] | None = None  # how they were tuned, where they were
+
+    @property
+    def noise_variance(self) -> float | None:
+        return self.likelihood.noise_variance
+
+
+@dataclass(frozen=True)
+class OpenHyperparameters:
+    """What the spec leaves to the data: which of the prior precisions (by glob), and the noise variance."""
+
+    globs: tuple[str, ...]
+    numbers: tuple[float, ...]  # 1 where open
+    open: tuple[bool, ...]
+    noise_is_open: bool
+    by_nll: bool  # by predictions on the validation rows, else by marginal likelihood
+    is_mapping: bool
+
+    @classmethod
+    def of(cls, run: Run) -> OpenHyperparameters:
+        asked, noise = run.project.spec.posterior.prior_precision, run.project.spec.posterior.noise_variance
+        by_nll = hasattr(asked, "tune")
+        if by_nll and noise == MARGLIK:
+            raise UserError("posterior: prior_precision {tune: nll} and noise_variance marglik cannot be combined")
+        by_glob: Mapping[str, Any]
+        by_glob = asked if isinstance(asked, Mapping) else {EVERYTHING: MARGLIK if by_nll else asked}
+        is_open = tuple(value == MARGLIK for value in by_glob.values())
+        numbers = tuple(1.0 if value == MARGLIK else float(value) for value in by_glob.values())
+        return cls(tuple(by_glob), numbers, is_open, noise == MARGLIK, by_nll, isinstance(asked, Mapping))
+
+    @property
+    def is_settled(self) -> bool:
+        return not any(self.open) and not self.noise_is_open
+
+    def prior_precision(self, numbers: tuple[float, ...]) -> Any:
+        """In the form of the spec: one number, or by glob."""
+        return dict(zip(self.globs, numbers, strict=True)) if self.is_mapping else numbers[0]
+
+
+def settled_by_spec(run: Run, train_outputs: Tensor) -> Hyperparameters:
+    """Prior and noise of a spec that leaves nothing to be tuned."""
+    prior_precision = run.project.spec.posterior.prior_precision
+    prior = prior_vector(prior_precision, run.layout, run.project.loaded.path).to(run.device)
+    return Hyperparameters(prior_precision, prior, with_noise(run, train_outputs))
+
+
+def with_noise(run: Run, train_outputs: Tensor) -> Likelihood:
+    """The likelihood with σ₀²: a number of the spec, or the residual mean square of the training or the test rows."""
+    likelihood, asked = run.unit_likelihood, run.project.spec.posterior.noise_variance
+    if likelihood.noise_variance is None:
+        return likelihood
+    if isinstance(asked, (int, float)):
+        return likelihood.with_noise(float(asked))
+    name = "train" if asked in ("auto", MARGLIK) else "test"
+    targets = run.targets(name)
+    if targets is None:
+        raise UserError(f"posterior.noise_variance: the {name} rows have no targets to take it from")
+    f = train_outputs if name == "train" else run.outputs(name)
+    mean_square = float((targets - f).square().mean())
+    if name == "train":
+        return likelihood.with_noise(max(mean_square, NOISE_FLOOR))
+    if mean_square <= 0:
+        raise UserError("posterior.noise_variance: the residuals of the test rows are all 0", hint="give a number")
+    return likelihood.with_noise(mean_square)

@@ -1,0 +1,146 @@
+"""The posteriors of sub-networks, stored and reused, with the rescaling that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.posterior.path import fit_path
+from ..core.posterior.rescale import Rescale, fit_rescale, left_out, outside_norms
+from ..core.posterior.subnet import SubnetPosterior
+from ..core.posterior.subnet_dual import SubnetDual
+from ..core.posterior.subnet_primal import SubnetPrimal
+from ..core.selectors import checked
+from ..files.artifacts.artifact import Artifact
+from ..files.artifacts.run_folder import file_stem
+from ..files.data.datasets import MeanStd, Scales, Split
+from .job import RescaleKind
+from .problem import Problem, posterior_facts, warn_if_ill_conditioned
+from .selections import Chosen
+from .store import Content, Key
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A sub-network's posterior, and how its variances are rescaled."""
+
+    posterior: SubnetPosterior
+    rescale: Rescale
+
+
+def paths(selections: Sequence[Chosen]) -> list[list[Chosen]]:
+    """Selections grouped by which is a prefix of which, each group from short to long."""
+    found: list[list[Chosen]] = []
+    for chosen in sorted(selections, key=lambda chosen: chosen.k):
+        home = next((path for path in found if _extends(chosen, path[-1])), None)
+        if home is None:
+            found.append([chosen])
+        else:
+            home.append(chosen)
+    return found
+
+
+def _extends(long: Chosen, short: Chosen) -> bool:
+    return short.method == long.method and torch.equal(short.indices, long.indices[: short.k])
+
+
+def variant(name: str, rescale: RescaleKind) -> str:
+    """The name of an artifact that depends on the rescaling: one per kind, so that none replaces another."""
+    return name if rescale == "none" else f"{name}-{rescale}"
+
+
+def fit(problem: Problem, path: Sequence[Chosen]) -> list[Fitted]:
+    """Posteriors over selections each of which is a prefix of the next one."""
+    run = problem.run
+    names = [variant(file_stem("posterior", chosen.method, chosen.k), run.rescale) for chosen in path]
+    keys = [
+        Key("posterior", name, {"indices": chosen.digest}, {"method": chosen.method})
+        for name, chosen in zip(names, path, strict=True)
+    ]
+
+    def make(missing: list[int]) -> list[Fitted]:
+        # All of the path, even if one is missing: then its bits do not depend on what an earlier run left.
+        with run.store.timed("fit"):
+            made = fit_path(problem.omega, path[-1].indices, [chosen.k for chosen in path])
+        return [Fitted(made[i], _rescale(problem, made[i])) for i in missing]
+
+    def write(fitted: Fitted) -> Content | None:
+        name = names[[chosen.k for chosen in path].index(len(fitted.posterior.indices))]
+        return _content(problem, name, fitted)
+
+    def read(artifact: Artifact) -> Fitted:
+        return read_fitted(artifact, run.layout.size, run.passes.n_outputs, run.device, run.memory)
+
+    return [stored.value for stored in run.store.get_all(keys, make, read, write)]
+
+
+def _rescale(problem: Problem, posterior: SubnetPosterior) -> Rescale:
+    """c and b of a sub-network's posterior, as the run asks for."""
+    run = problem.run
+    if run.rescale == "none":
+        return Rescale()
+    full = problem.full_left_out
+    with run.store.timed("rescale"):
+        own = left_out(posterior, problem.omega)
+        train, prior = problem.rows.train.jacobian, problem.hyperparameters.prior
+        outside = outside_norms(train, problem.train_norms, posterior.indices, prior, run.memory)
+        return fit_rescale(run.rescale, full, own, outside.reshape(full.shape))
+
+
+def _content(problem: Problem, name: str, fitted: Fitted) -> Content | None:
+    posterior, run = fitted.posterior, problem.run
+    warn_if_ill_conditioned(run, name, posterior.condition)
+    train = run.split("train")
+    shapes, scales = _scales(train)
+    numbers: dict[str, Any] = {"form": posterior.form, "freedom": posterior.freedom, "condition": posterior.condition}
+    numbers |= {"rescale": fitted.rescale.c, "remainder": fitted.rescale.b, "n_train": len(train)}
+    numbers |= {"scale_shapes": shapes, **posterior_facts(problem.hyperparameters)}
+    tensors = {**posterior.tensors(), **scales}
+    return (tensors, numbers) if run.store.fits(name, tensors) else None
+
+
+def _scales(split: Split) -> tuple[dict[str, list[int]], dict[str, Tensor]]:
+    """Mean and std that the rows were standardised with, so that new rows can be as well."""
+    known = {"input": split.preparation.scale, "target": split.target_scale}
+    shapes: dict[str, list[int]] = {}
+    tensors: dict[str, Tensor] = {}
+    for side, scale in known.items():
+        if scale is not None:
+            shapes[side] = list(np.shape(scale.mean))
+            tensors[f"{side}_mean"] = torch.from_numpy(np.array(scale.mean, dtype=np.float64).reshape(-1))
+            tensors[f"{side}_std"] = torch.from_numpy(np.array(scale.std, dtype=np.float64).reshape(-1))
+    return shapes, tensors
+
+
+def read_fitted(artifact: Artifact, n_params: int, n_outputs: int, device: torch.device, memory: int) -> Fitted:
+    """A sub-network's posterior from its artifact."""
+    meta = artifact.meta
+    indices = checked(artifact.tensor("indices"), n_params, meta["method"]).to(device)
+    k, rows = len(indices), meta["n_train"] * n_outputs
+    prior = artifact.tensor("prior", (k,)).to(device)
+    side = rows if meta["form"] == SubnetDual.form else k
+    factor = artifact.tensor("factor", (side, side)).to(device).T.contiguous().T  # the memory layout of a fitted factor
+    rest = (meta["condition"], lambda: meta["freedom"], memory)
+    rescale = Rescale(meta["rescale"], meta["remainder"])
+    if meta["form"] == SubnetPrimal.form:
+        return Fitted(SubnetPrimal(indices, prior, factor, *rest), rescale)
+    columns = artifact.tensor("columns", (k, rows)).to(device)
+    return Fitted(SubnetDual(indices, prior, factor, columns, *rest), rescale)
+
+
+def scales_of(artifact: Artifact) -> Scales:
+    """Mean and std that the rows of a posterior were standardised with."""
+    return Scales(*(_scale(artifact, side) for side in ("input", "target")))
+
+
+def _scale(artifact: Artifact, side: str) -> MeanStd | None:
+    if f"{side}_mean" not in artifact.meta["tensors"]:
+        return None
+    mean, std = (np.asarray(artifact.tensor(f"{side}_{what}").numpy()) for what in ("mean", "std"))
+    shape = tuple(artifact.meta["scale_shapes"][side])
+    return MeanStd(mean.reshape(shape), std.reshape(shape))

@@ -1,0 +1,226 @@
+"""What every method starts from: the rows of a run, Ω of the training rows, and what follows from them.
+
+The rows of a split are opened, and the scores and the full posterior computed, when they are first needed: a stored
+result may make them unnecessary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..catalog import FULL
+from ..core.jacobian.rows import Jacobian
+from ..core.linalg import WARN_CONDITION
+from ..core.omega.precision import Precision
+from ..core.omega.row_sums import row_norms, squared_gradients
+from ..core.posterior.full import FullPosterior, fit_full
+from ..core.posterior.rescale import left_out
+from ..files.artifacts.artifact import Artifact
+from ..files.artifacts.run_folder import file_stem
+from .hyperparameters import Hyperparameters, OpenHyperparameters, settled_by_spec
+from .rows.row_shards import SplitRows
+from .rows.row_storage import open_rows
+from .run import Run
+from .store import Content, Key, Stored
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a run, each split opened once."""
+
+    run: Run
+
+    @cached_property
+    def train(self) -> SplitRows:
+        return open_rows(self.run.store, self.run.row_storage("train"))
+
+    @cached_property
+    def test(self) -> SplitRows:
+        return open_rows(self.run.store, self.run.row_storage("test"))
+
+    @cached_property
+    def validation(self) -> SplitRows:
+        return open_rows(self.run.store, self.run.row_storage("validation"))
+
+    @cached_property
+    def _own_reference(self) -> SplitRows:
+        return open_rows(self.run.store, self.run.row_storage("reference"))
+
+    @property
+    def reference(self) -> SplitRows:
+        """The rows that scores are taken over."""
+        return self.of(self.run.job.selection.reference)
+
+    def of(self, name: str) -> SplitRows:
+        """The rows of a split by any of its names."""
+        origin = self.run.origin(name)
+        return {
+            "train": lambda: self.train,
+            "test": lambda: self.test,
+            "validation": lambda: self.validation,
+            "reference": lambda: self._own_reference,
+        }[origin]()
+
+    def outputs(self, name: str) -> Tensor:
+        """f of the training or the test rows (N, C): from their Jacobian, if the job needs gradients at all."""
+        if not self.run.job.needs_gradients:
+            return self.run.outputs(name)
+        return (self.train if name == "train" else self.test).jacobian.outputs
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Squared gradients (p,): over the reference rows, and diag(Ω) − V of the training rows."""
+
+    score: Tensor
+    data_diagonal: Tensor
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Ω of the training rows, with everything that several methods need of it."""
+
+    run: Run
+    rows: Rows
+    hyperparameters: Hyperparameters
+
+    @cached_property
+    def omega(self) -> Precision:
+        return precision(self.run, self.rows.train.jacobian, self.hyperparameters)
+
+    @cached_property
+    def scores(self) -> Stored[Scores]:
+        """Stored as the score and diag(Ω)."""
+        run, prior = self.run, self.hyperparameters.prior
+        facts = {"score": run.job.selection.score, "reference": run.origin(run.job.selection.reference)}
+
+        def make() -> Scores:
+            with run.store.timed("scores"):
+                found = compute_scores(run, self.rows, self.hyperparameters)
+                return Scores(found.score, found.data_diagonal + prior - prior)  # as they are read back
+
+        def read(artifact: Artifact) -> Scores:
+            shape = (run.layout.size,)
+            score, diagonal = (artifact.tensor(name, shape).to(run.device) for name in ("score", "diagonal"))
+            return Scores(score, diagonal - prior)
+
+        def write(scores: Scores) -> Content:
+            return {"score": scores.score, "diagonal": scores.data_diagonal + prior}, {}
+
+        return run.store.get(Key("scores", "scores", {}, facts), make, read, write)
+
+    @cached_property
+    def full(self) -> FullPosterior:
+        """The full posterior."""
+        store, name, omega = self.run.store, file_stem("posterior", FULL, self.run.layout.size), self.omega
+
+        def make() -> FullPosterior:
+            with store.timed("full"):
+                return fit_full(omega)
+
+        def read(artifact: Artifact) -> FullPosterior:
+            factor = artifact.tensor("factor", (omega.n_rows, omega.n_rows)).to(self.run.device)
+            factor = factor.T.contiguous().T  # the memory layout of a fitted factor
+            return FullPosterior(omega, factor, artifact.meta["condition"], lambda: artifact.meta["freedom"])
+
+        def write(full: FullPosterior) -> Content | None:
+            warn_if_ill_conditioned(self.run, name, full.condition)
+            numbers = {"freedom": full.freedom, "condition": full.condition, **posterior_facts(self.hyperparameters)}
+            return ({"factor": full.factor}, numbers) if store.fits(name, {"factor": full.factor}) else None
+
+        return store.get(Key("posterior", name, {}, {"method": FULL}), make, read, write).value
+
+    @cached_property
+    def full_left_out(self) -> Tensor:
+        """Variances of the full posterior at each training row, without that row (N, C)."""
+        full = self.full
+        with self.run.store.timed("rescale"):
+            return left_out(full, self.omega)
+
+    @cached_property
+    def train_norms(self) -> Tensor:
+        return self._norms(self.rows.train.jacobian)
+
+    @cached_property
+    def test_norms(self) -> Tensor:
+        return self._norms(self.rows.test.jacobian)
+
+    def _norms(self, jacobian: Jacobian) -> Tensor:
+        """‖g‖² of rows in the metric V⁻¹ (M·C,)."""
+        with self.run.store.timed("predict"):
+            return row_norms(jacobian, self.hyperparameters.prior, self.run.memory)
+
+    @property
+    def other_reference(self) -> Jacobian | None:
+        """The reference rows, where they are not the training rows."""
+        is_train = self.run.origin(self.run.job.selection.reference) == "train"
+        return None if is_train else self.rows.reference.jacobian
+
+    def with_tuning(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The values of an answer, with how the hyperparameters were tuned where they were."""
+        tuned = self.hyperparameters.tuned
+        return values if tuned is None else {**values, "tuned": tuned}
+
+    def ipv(self, freedom: float) -> float:
+        """(σ₀²/N)·tr(Ω_SS⁻¹ (AᵀA)_SS); σ₀² = 1 for classification."""
+        return (self.hyperparameters.noise_variance or 1.0) / len(self.run.split("train")) * freedom
+
+
+def open_problem(run: Run) -> Problem:
+    """The problem of a run whose hyperparameters are settled."""
+    from .tuning import tune  # it selects a sub-network, which starts from a problem
+
+    rows, open_parts = Rows(run), OpenHyperparameters.of(run)
+    if open_parts.is_settled:
+        return Problem(run, rows, settled_by_spec(run, rows.outputs("train")))
+    return Problem(run, rows, tune(run, rows, open_parts))
+
+
+def precision(run: Run, jacobian: Jacobian, settled: Hyperparameters) -> Precision:
+    """Ω of the training rows."""
+    dtype = getattr(torch, run.job.compute.gram_dtype)
+    root = settled.likelihood.root(jacobian.outputs)
+    return Precision(jacobian, root, settled.prior, run.memory, run.reporter.progress, dtype)
+
+
+def compute_scores(run: Run, rows: Rows, settled: Hyperparameters) -> Scores:
+    """The score that methods rank by, and diag(Ω) − V."""
+    data_diagonal = _squares(run, rows.train, settled, weighted=True)
+    if run.job.selection.score == "unweighted":  # Algorithm 1 to the letter: a mean, without the output Hessian
+        reference = rows.reference
+        return Scores(_squares(run, reference, settled, weighted=False) / len(run.split(reference.name)), data_diagonal)
+    is_train = run.origin(run.job.selection.reference) == "train"
+    score = data_diagonal if is_train else _squares(run, rows.reference, settled, weighted=True)
+    return Scores(score, data_diagonal)
+
+
+def _squares(run: Run, rows: SplitRows, settled: Hyperparameters, *, weighted: bool) -> Tensor:
+    """Σₙ diag(JₙᵀHₙJₙ) over a split; H = I where unweighted."""
+    sums = rows.square_sums
+    if sums is not None:
+        total = sums.weighted if weighted else sums.unweighted
+    else:
+        root = run.unit_likelihood.root(rows.jacobian.outputs) if weighted else None
+        total = squared_gradients(rows.jacobian, root, run.memory)
+    return total / (settled.noise_variance or 1.0) if weighted else total
+
+
+def posterior_facts(settled: Hyperparameters) -> dict[str, object]:
+    """Hyperparameters in the metadata of a posterior."""
+    prior = settled.prior_precision
+    ordered = list(prior.items()) if isinstance(prior, dict) else prior  # in order: the first match counts
+    return {"noise_variance": settled.noise_variance, "prior_precision": ordered}
+
+
+def warn_if_ill_conditioned(run: Run, name: str, condition: float) -> None:
+    """Warn where digits are being lost."""
+    if condition > WARN_CONDITION:
+        run.reporter.warn(
+            f"{name}: the largest eigenvalue of the data term is {condition:.2g} times the prior precision; digits "
+            f"are being lost. Raise posterior.prior_precision or posterior.noise_variance"
+        )

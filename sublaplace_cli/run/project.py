@@ -1,0 +1,114 @@
+"""The spec of a command, with the rules for the files and the code that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..catalog import TASKS, load
+from ..core.likelihoods import Likelihood
+from ..core.network.layout import Layout
+from ..errors import UserError, suggestion
+from ..files.networks.loading import Network, NetworkPart, NetworkSource, load_network
+from ..files.spec.loading import LoadedSpec, find_spec, load_spec
+from ..files.spec.models import Spec
+from .job import ProjectOptions, RescaleKind
+
+
+@dataclass(frozen=True)
+class Project:
+    """A loaded spec; paths in it may leave its folder, and code may run, only where the user permits it."""
+
+    loaded: LoadedSpec
+    options: ProjectOptions
+    memory: int  # bytes of host memory for reading files
+
+    @classmethod
+    def open(cls, options: ProjectOptions, memory: int) -> Project:
+        path = options.spec if options.spec is not None else find_spec(Path.cwd())
+        return cls(load_spec(path), options, memory)
+
+    @property
+    def spec(self) -> Spec:
+        return self.loaded.spec
+
+    @property
+    def likelihood(self) -> Callable[[], Likelihood]:
+        """The class of the task's likelihood."""
+        return load(TASKS[self.spec.task].entry)
+
+    def resolve(self, value: str, field: str) -> Path:
+        return self.loaded.resolve(value, field, self.options.allow_outside)
+
+    def load_network(self, part: NetworkPart, field: str, weights_path: Path | None = None) -> Network:
+        """A network that the spec describes."""
+        source = NetworkSource(self.resolve, self.options.allow_code, self.loaded.folder, self.memory)
+        return load_network(part, source, field=field, weights_path=weights_path)
+
+    def load_model(self) -> Network:
+        """The network itself, with the checkpoint of the command line where there is one."""
+        checkpoints = self.options.checkpoints
+        return self.load_network(self.spec.model, "model", Path(checkpoints[0]) if checkpoints else None)
+
+    def rescale(self, asked: RescaleKind | None) -> RescaleKind:
+        """The option, else what the spec says."""
+        return asked or self.spec.posterior.rescale
+
+    def ensemble_files(self) -> list[Path]:
+        """Checkpoints of the ensemble, all of them existing."""
+        named = self.spec.ensemble.checkpoints if self.spec.ensemble is not None else []
+        return self._existing([("ensemble.checkpoints", value) for value in named])
+
+    def oracle_files(self) -> list[Path]:
+        """Files behind the oracle, all of them existing."""
+        oracle = self.spec.oracle
+        if oracle is None:
+            return []
+        named = {
+            "oracle.weights.path": oracle.weights.path if oracle.weights else None,
+            "oracle.predictions": oracle.predictions,
+            "oracle.build.exported": oracle.build.exported if oracle.build else None,
+        }
+        return self._existing([(field, value) for field, value in named.items() if value is not None])
+
+    def _existing(self, named: list[tuple[str, str]]) -> list[Path]:
+        files = [(field, self.resolve(value, field)) for field, value in named]
+        for field, path in files:
+            if not path.is_file():
+                raise UserError(f"{self.loaded.path}: {field}: {path} does not exist")
+        return [path for _, path in files]
+
+
+def prior_vector(prior: object, layout: Layout, spec: Path) -> Tensor:
+    """v (p,): one number for all, or for each parameter that of the first glob that matches its name.
+
+    An open number starts at 1.
+    """
+    v = torch.empty(layout.size, dtype=torch.float64)
+    if not isinstance(prior, Mapping):
+        return v.fill_(_number(prior))
+    names = [parameter.name for parameter in layout.parameters]
+    for pattern in prior:
+        if not layout.matching(pattern):
+            raise UserError(
+                f"{spec}: posterior.prior_precision: '{pattern}' matches no trainable parameter",
+                hint=suggestion(pattern, names),
+            )
+    for parameter in layout.parameters:
+        found = [value for pattern, value in prior.items() if fnmatchcase(parameter.name, pattern)]
+        if not found:
+            raise UserError(
+                f"{spec}: posterior.prior_precision: no pattern matches parameter '{parameter.name}'",
+                hint="end the mapping with '*': NUMBER for all the others",
+            )
+        v[parameter.span] = _number(found[0])
+    return v
+
+
+def _number(prior: object) -> float:
+    return float(prior) if isinstance(prior, (int, float)) else 1.0

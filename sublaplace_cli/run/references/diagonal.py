@@ -1,0 +1,16 @@
+"""`diagonal`: diagonal Laplace."""
+
+from __future__ import annotations
+
+from ...core.posterior.diagonal import DiagonalPosterior
+from ...core.prediction import Prediction
+from . import ReferenceInputs
+
+
+def predict(inputs: ReferenceInputs) -> Prediction:
+    problem, run = inputs.problem, inputs.problem.run
+    data_diagonal = problem.scores.value.data_diagonal
+    posterior = DiagonalPosterior(problem.hyperparameters.prior, data_diagonal, run.memory)
+    with run.store.timed("predict"):
+        variance = posterior.variance(problem.rows.test.jacobian)
+    return Prediction(inputs.name, None, inputs.f, variance, posterior.freedom)

@@ -1,0 +1,52 @@
+"""`ensemble`: mean and variance over several trained networks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ...core.network.forward import outputs
+from ...core.prediction import Prediction
+from ...errors import UserError
+from ..run import Run
+from . import ReferenceInputs
+
+ENSEMBLE_FIELD = "ensemble.checkpoints"
+
+
+def check(run: Run) -> None:
+    """The spec must name the networks, and each must load: a wrong one must not cost a run."""
+    if run.project.spec.ensemble is None:
+        raise UserError(
+            "--method ensemble: the spec names no ensemble",
+            hint="for example: ensemble: {checkpoints: [a.safetensors, b.safetensors]}",
+        )
+    for path in run.project.spec.ensemble.checkpoints:
+        _checked(run, path, outputs(_network(run, path), run.passes.reader(run.split("test"), 0, 1)))
+
+
+def predict(inputs: ReferenceInputs) -> Prediction:
+    """Mean and unbiased variance over the networks."""
+    run = inputs.problem.run
+    ensemble = run.project.spec.ensemble
+    assert ensemble is not None, "check has seen it"
+    members = torch.stack([_outputs(run, path) for path in ensemble.checkpoints])
+    run.reporter.note("ensemble: its mean is not the network's; its w2 compares standard deviations only")
+    return Prediction(inputs.name, None, members.mean(0), members.var(0, correction=1), freedom=None, own_mean=True)
+
+
+def _outputs(run: Run, value: str) -> Tensor:
+    return _checked(run, value, run.passes.reader.outputs(_network(run, value), run.split("test")))
+
+
+def _network(run: Run, value: str) -> nn.Module:
+    network = run.project.load_network(run.project.spec.model, "model", run.project.resolve(value, ENSEMBLE_FIELD))
+    return network.module.eval().to(device=run.device, dtype=run.dtype)
+
+
+def _checked(run: Run, value: str, f: Tensor) -> Tensor:
+    if f.shape[1] != run.passes.n_outputs:
+        raise UserError(f"{ENSEMBLE_FIELD}: {value} gives outputs of the shape {tuple(f.shape)}, unlike the model's")
+    if not bool(torch.isfinite(f).all()):
+        raise UserError(f"{ENSEMBLE_FIELD}: the outputs of {value} are not all finite")
+    return f

@@ -1,0 +1,34 @@
+"""`full`: full linearized Laplace, which all other methods are compared with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...catalog import FULL
+from ...core.prediction import Comparison, Prediction
+from ..predictions import content_of, prediction_key, read_prediction
+from ..problem import Problem
+from ..store import Content
+from . import ReferenceInputs
+
+
+def predict(inputs: ReferenceInputs) -> Prediction:
+    assert inputs.full is not None, "it was computed first"
+    return inputs.full
+
+
+def full_prediction(problem: Problem, known: Comparison) -> Prediction:
+    """The full posterior at the test rows; stored as soon as it is there, because it is often the longest work."""
+    run, f = problem.run, problem.rows.test.jacobian.outputs
+    key = prediction_key(run, FULL, run.layout.size)
+
+    def make() -> Prediction:
+        full, norms = problem.full, problem.test_norms
+        with run.store.timed("full"):
+            variance = full.variance(problem.rows.test.jacobian, norms)
+        return Prediction(FULL, run.layout.size, f, variance, full.freedom)
+
+    def write(made: Prediction) -> Content:
+        return content_of(made, replace(known, std_full=made.std if run.job.compares_with_full else None))
+
+    return run.store.get(key, make, lambda artifact: read_prediction(run, artifact, f), write).value

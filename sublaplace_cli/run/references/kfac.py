@@ -1,0 +1,107 @@
+"""`kfac`: Kronecker-factored Laplace, its factors by curvlinops (extra `[kfac]`)."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor, nn
+
+from ...core.likelihoods import Likelihood
+from ...core.posterior.kronecker import Factors, KroneckerPosterior
+from ...core.prediction import Prediction
+from ...errors import UserError
+from ..run import Run
+from . import ReferenceInputs
+
+SUPPORTED = (nn.Linear, nn.Conv2d)
+ROWS_PER_BATCH = 128
+
+
+def check(run: Run) -> None:
+    """What can be known before computing: the package, a network of modules, one input."""
+    if find_spec("curvlinops") is None:
+        raise UserError(
+            "--method kfac needs a package that is not installed (curvlinops-for-pytorch)",
+            hint="pip install 'sublaplace[kfac]'",
+        )
+    row = run.passes.reader(run.split("train"), 0, 1)
+    if not isinstance(row, Tensor):
+        raise UserError("--method kfac takes networks with one input tensor, this one has several")
+    with torch.no_grad():
+        if run.passes.model(row).ndim != 2:
+            raise UserError("--method kfac takes networks that return (rows, outputs), this one returns (rows,)")
+    if not _supported(run)[0]:
+        raise UserError("--method kfac: the network has no nn.Linear or nn.Conv2d with parameters of its own")
+
+
+def predict(inputs: ReferenceInputs) -> Prediction:
+    problem, run = inputs.problem, inputs.problem.run
+    layers, left = _supported(run)
+    if left:
+        shown = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
+        run.reporter.note(f"kfac: {shown} have no Kronecker factors and stay at their prior")
+    with run.store.timed("kfac"):
+        factors = _factors(run, layers, problem.hyperparameters.likelihood)
+        posterior = KroneckerPosterior(factors, run.layout, problem.hyperparameters.prior, run.memory)
+        variance = posterior.variance(problem.rows.test.jacobian)
+    return Prediction(inputs.name, None, inputs.f, variance, posterior.freedom)
+
+
+def _supported(run: Run) -> tuple[dict[str, nn.Module], list[str]]:
+    """Layers whose trainable parameters no other layer uses, and the names of all other parameters."""
+    model, wanted = run.passes.model, {parameter.name for parameter in run.layout.parameters}
+    uses = Counter(id(tensor) for _, tensor in model.named_parameters(remove_duplicate=False))
+    layers, covered = {}, set()
+    for name, module in model.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        full = {f"{name}.{key}" if name else key for key in own}
+        plain = type(module) in SUPPORTED and getattr(module, "groups", 1) == 1
+        if plain and full & wanted and all(uses[id(tensor)] == 1 for tensor in own.values()):
+            layers[name] = module
+            covered |= full & wanted
+    return layers, sorted(wanted - covered)
+
+
+def _factors(run: Run, layers: dict[str, nn.Module], likelihood: Likelihood) -> dict[str, Factors]:
+    from curvlinops import KFACLinearOperator
+
+    loss, scale = likelihood.loss()
+    own = [tensor for layer in layers.values() for tensor in layer.parameters(recurse=False) if tensor.requires_grad]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        operator = KFACLinearOperator(
+            run.passes.model,
+            loss,
+            own,
+            list(_batches(run, likelihood)),
+            check_deterministic=False,
+            fisher_type="type-2",
+            num_per_example_loss_terms=1,
+            num_data=len(run.split("train")),
+        )
+        operator.compute_kronecker_factors()
+    state = operator.state_dict()
+    factors = {}
+    for name, layer in layers.items():
+        if name not in state["gradient_covariances"]:  # it never ran
+            continue
+        B = state["gradient_covariances"][name].double() * scale
+        for key, tensor in layer.named_parameters(recurse=False):
+            if tensor.requires_grad:
+                A = state["input_covariances"][name].double() if key == "weight" else None
+                factors[f"{name}.{key}" if name else key] = Factors(A, B)
+    return factors
+
+
+def _batches(run: Run, likelihood: Likelihood) -> Iterator[tuple[Tensor, Tensor]]:
+    split, targets = run.split("train"), run.targets("train")
+    assert targets is not None, "the training rows have targets"
+    dtype = next(run.passes.model.parameters()).dtype
+    for a in range(0, len(split), ROWS_PER_BATCH):
+        x = run.passes.reader(split, a, min(a + ROWS_PER_BATCH, len(split)))
+        assert isinstance(x, Tensor), "check has seen it"
+        yield x, likelihood.loss_targets(targets[a : a + ROWS_PER_BATCH], dtype)

@@ -1,0 +1,250 @@
+"""An open run: project, network, rows, device and store of one command, checked before any long computing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import __version__
+from .. import device as devices
+from ..core.jacobian.capture import prepare_capture
+from ..core.likelihoods import Likelihood
+from ..core.network.forward import last_linear
+from ..core.network.layout import Layout
+from ..core.workers import WorkerGroup
+from ..errors import UserError
+from ..files.artifacts.run_folder import default_folder, fingerprint
+from ..files.data.datasets import Scales, Split, data_files, load_splits, origin_of, require_extra
+from ..reporter import Reporter
+from ..sizes import format_bytes
+from .identity import InputFiles, identity_of, provenance_of
+from .job import Choice, Job, RescaleKind
+from .project import Project, prior_vector
+from .rows.input_reader import InputReader, targets_of
+from .rows.passes import Passes
+from .rows.row_shards import RowSource
+from .rows.row_storage import RowStorage
+from .store import Store
+
+SAMPLE_ROWS = 8  # evenly spaced over the data: the network is checked on them before the work starts
+
+
+@dataclass(frozen=True)
+class NetworkFacts:
+    """What is known of the network before it is differentiated."""
+
+    layout: Layout
+    last_linear: tuple[str, ...]  # parameters of the last nn.Linear that runs
+    files: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one command works with."""
+
+    job: Job
+    project: Project
+    network: NetworkFacts
+    splits: Mapping[str, Split]  # as the command names them
+    passes: Passes
+    device: torch.device
+    memory: int  # bytes that the computation may take
+    workers: WorkerGroup
+    store: Store
+    reporter: Reporter
+
+    @property
+    def layout(self) -> Layout:
+        return self.network.layout
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """What was asked for, with every k that is known before the work."""
+        return tuple(choice.for_network(self.layout.size) for choice in self.job.choices)
+
+    @property
+    def rescale(self) -> RescaleKind:
+        return self.project.rescale(self.job.posterior.rescale)
+
+    @property
+    def unit_likelihood(self) -> Likelihood:
+        """The task's likelihood before its noise variance is known."""
+        return self.project.likelihood()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return getattr(torch, self.job.compute.dtype)
+
+    def origin(self, name: str) -> str:
+        """The split that holds these rows: `reference` is another name for train unless the spec says otherwise."""
+        return origin_of(self.project.spec.data, name)
+
+    def split(self, name: str) -> Split:
+        return self.splits[self.origin(name)]
+
+    def targets(self, name: str) -> Tensor | None:
+        return targets_of(self.split(name), self.device)
+
+    def outputs(self, name: str) -> Tensor:
+        """f of a split (N, C) by plain forward passes."""
+        return self.passes.reader.outputs(self.passes.model, self.split(name))
+
+    def row_source(self, name: str) -> RowSource:
+        """What this worker needs to make or read the rows of a split."""
+        split = self.split(name)
+        return RowSource(
+            name, split, self.passes, self.layout, self.unit_likelihood, self.device, self.workers, self.reporter
+        )
+
+    def row_storage(self, name: str) -> RowStorage:
+        """How the rows of a split are kept."""
+        source, written = self.row_source(name), not self.job.rows.scores_only
+        return RowStorage(source, self.memory, written and source.compact_bytes() <= self.store.limit, written)
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What a result is made from."""
+        return provenance_of(self.store.identity, self.rescale, self.job)
+
+    def with_half_the_memory(self) -> Run:
+        """The same run after it ran out of memory; finished parts come from the store."""
+        devices.release(self.device)
+        reused = "" if self.job.mode.force else "; finished parts are reused"
+        half = self.memory // 2
+        self.reporter.note(f"out of memory on {self.device}: continuing within {format_bytes(half)}{reused}")
+        return replace(self, memory=half)
+
+
+@contextmanager
+def open_run(job: Job, reporter: Reporter, workers: WorkerGroup, scales: Scales | None = None) -> Iterator[Run]:
+    """Read and check everything that can be known before computing.
+
+    With `scales` the training rows are not read. All workers open it at the same time.
+    """
+    device = devices.choose(job.compute.device)
+    memory = min(workers.exchange(_memory(job, device, workers)))
+    host = device if device.type == "cpu" else torch.device("cpu")  # files are read there, whatever the device
+    project = Project.open(job.project, _memory(job, host, workers))
+    require_extra(project.spec.data.format)
+    run = _checked_run(job, project, device, memory, workers, reporter, scales)
+    _require_agreement(run)
+    try:
+        yield run
+        workers.end_calls()
+    finally:
+        run.store.close()
+
+
+def _memory(job: Job, device: torch.device, workers: WorkerGroup) -> int:
+    if job.compute.memory is not None:
+        return job.compute.memory
+    return int(devices.free_memory(device) * devices.SAFE_SHARE / workers.workers_on_device)
+
+
+def _checked_run(
+    job: Job,
+    project: Project,
+    device: torch.device,
+    memory: int,
+    workers: WorkerGroup,
+    reporter: Reporter,
+    scales: Scales | None,
+) -> Run:
+    network = project.load_model()
+    model = network.module.eval().to(device=device, dtype=getattr(torch, job.compute.dtype))
+    layout = Layout.of(model)
+    if not layout.parameters:
+        raise UserError("the model has no trainable parameter", hint="check requires_grad in the code that builds it")
+    prior_vector(project.spec.posterior.prior_precision, layout, project.loaded.path)  # refuses a wrong glob early
+    names = _split_names(job, project, scales)
+    splits = load_splits(project.spec, names, project.resolve, project.memory, scales)
+    first = next(iter(splits.values()))  # the training rows, where they are read
+    reader = InputReader.for_model(model, first, device)
+    sample = reader.evenly_spaced(first, SAMPLE_ROWS)
+    capture = prepare_capture(model, layout, sample, memory)
+    for note in capture.notes:
+        reporter.note(note)
+    _check_targets(project.likelihood(), capture.n_outputs, splits)
+    data = data_files(project.spec.data, project.resolve, None if scales is None else names)
+    files = InputFiles(network.files, tuple(data), tuple(project.oracle_files()), tuple(project.ensemble_files()))
+    identity = identity_of(job, project, files, device)
+    folder = job.project.run_dir or default_folder(project.loaded.folder, identity)
+    store = Store(folder.absolute(), identity, _metadata(job, project, identity, device, layout), reporter)
+    store.force, store.max_bytes, store.device = job.mode.force, job.compute.max_artifact, device
+    facts = NetworkFacts(layout, tuple(last_linear(model, sample)), (project.loaded.path, *files.all()))
+    passes = Passes(model, reader, capture, reporter)
+    return Run(job, project, facts, splits, passes, device, memory, workers, store, reporter)
+
+
+def _split_names(job: Job, project: Project, scales: Scales | None) -> list[str]:
+    needed, welcome = job.split_names()
+    names = [*([] if scales is not None else ["train"]), *needed]
+    names += [name for name in welcome if getattr(project.spec.data.splits, name) is not None]
+    if hasattr(project.spec.posterior.prior_precision, "tune") and scales is None:
+        names.append("validation")
+    if getattr(project.spec.posterior.noise_variance, "from_", None) == "test":
+        names.append("test")
+    return list(dict.fromkeys(names))
+
+
+def _check_targets(likelihood: Likelihood, n_outputs: int, splits: Mapping[str, Split]) -> None:
+    """The likelihood, the network's outputs and the targets must fit together."""
+    likelihood.check_outputs(n_outputs)
+    for name, split in splits.items():
+        if split.targets is not None:
+            likelihood.check_targets(split.targets, split.rows, n_outputs, name)
+        elif name == "train":
+            raise UserError(
+                "the training rows have no targets", hint="name them with data.columns.target or data.arrays.target"
+            )
+
+
+def _metadata(
+    job: Job, project: Project, identity: Mapping[str, Any], device: torch.device, layout: Layout
+) -> dict[str, Any]:
+    """Metadata that every artifact has."""
+    return {
+        "tool": __version__,
+        "torch": torch.__version__,
+        "device": device.type,
+        "dtype": job.compute.dtype,
+        "seed": job.selection.seed,
+        "spec": project.spec.model_dump(mode="json", by_alias=True),
+        "spec_sha256": project.loaded.sha256,
+        "weights_sha256": identity["weights"],
+        "data_sha256": identity["data"],
+        "parameters": parameter_table(layout),
+    }
+
+
+def parameter_table(layout: Layout) -> list[list[Any]]:
+    """Name, shape and offset of each trainable parameter, as artifacts hold them."""
+    return [[parameter.name, list(parameter.shape), parameter.offset] for parameter in layout.parameters]
+
+
+def _require_agreement(run: Run) -> None:
+    """All workers must see the same network and the same rows, and differentiate it in the same way."""
+    capture = run.passes.capture
+    blocks = [
+        [type(block).__name__, *(list(tensor.shape) for tensor in block.tensors().values())]
+        for block in capture.templates
+    ]
+    own = {
+        "torch": torch.__version__,
+        "weights, data or options": fingerprint(run.store.identity),
+        "rows": {name: len(split) for name, split in run.splits.items()},
+        "way of differentiating the network": [capture.rows_per_pass, capture.batched, blocks],
+    }
+    for rank, theirs in enumerate(run.workers.exchange(own)):
+        for what, value in own.items():
+            if theirs[what] != value:
+                raise UserError(
+                    f"rank {rank} has other {what} than rank {run.workers.rank}",
+                    hint="all ranks need the same command, spec, checkpoint, data and version of torch",
+                )

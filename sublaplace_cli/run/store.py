@@ -1,0 +1,158 @@
+"""The store of one run: the only place that decides between reusing an artifact and making it."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from .. import device as devices
+from ..files.artifacts.artifact import Artifact, write_artifact
+from ..files.artifacts.layout import TensorPlan
+from ..files.artifacts.row_writer import RowWriter
+from ..files.artifacts.run_folder import RunFolder, fingerprint
+from ..reporter import Reporter
+
+Value = TypeVar("Value")
+Content = tuple[Mapping[str, Tensor], Mapping[str, Any]]  # tensors and metadata of an artifact
+
+
+@dataclass(frozen=True)
+class Stored(Generic[Value]):
+    """A value with the digest of its artifact; None where it was too large to be stored."""
+
+    value: Value
+    digest: str | None
+
+
+@dataclass(frozen=True)
+class Key:
+    """What an artifact is found by: `inputs` are digests of what it was made from, `facts` must match as well."""
+
+    kind: str
+    name: str
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Store:
+    """Artifacts of one run folder, with their metadata; remembers what was used and how long each step took."""
+
+    def __init__(self, path: Path, identity: dict[str, Any], metadata: Mapping[str, Any], reporter: Reporter) -> None:
+        self.path, self.identity, self.reporter = path, identity, reporter
+        self.fingerprint = fingerprint(identity)
+        self.metadata = {**metadata, "fingerprint": self.fingerprint}
+        self.force, self.max_bytes, self.device = False, 2**62, torch.device("cpu")
+        self.seconds: dict[str, float] = {}
+        self.artifacts: dict[str, str] = {}  # paths of what this command made or reused
+        self._folder: RunFolder | None = None
+
+    def get(
+        self,
+        key: Key,
+        make: Callable[[], Value],
+        read: Callable[[Artifact], Value | None],
+        write: Callable[[Value], Content | None],
+    ) -> Stored[Value]:
+        """The value of an artifact: read where it is usable, else made and written.
+
+        `read` returns None for an artifact that cannot be used here, `write` None for a value that is not to be stored.
+        """
+        return self.get_all([key], lambda _: [make()], read, write)[0]
+
+    def get_all(
+        self,
+        keys: Sequence[Key],
+        make: Callable[[list[int]], Sequence[Value]],
+        read: Callable[[Artifact], Value | None],
+        write: Callable[[Value], Content | None],
+    ) -> list[Stored[Value]]:
+        """The same for several values; `make` gets the positions of those that are missing, and makes them together."""
+        found = [self._find(key, read) for key in keys]
+        missing = [i for i, stored in enumerate(found) if stored is None]
+        for i, value in zip(missing, make(missing) if missing else (), strict=True):
+            found[i] = self.put(keys[i], value, write)
+        return [stored for stored in found if stored is not None]
+
+    def _find(self, key: Key, read: Callable[[Artifact], Value | None]) -> Stored[Value] | None:
+        artifact = None if self.force else self.folder.find(key.name, key.kind, **key.facts)
+        if artifact is None or artifact.meta["inputs"] != dict(key.inputs):
+            return None
+        value = read(artifact)
+        if value is None:
+            return None
+        self.reporter.note(f"reusing {key.name}")
+        self.artifacts[key.name] = str(artifact.path)
+        return Stored(value, artifact.digest)
+
+    def put(self, key: Key, value: Value, write: Callable[[Value], Content | None]) -> Stored[Value]:
+        """Store a value that is always made anew."""
+        content = write(value)
+        if content is None:
+            return Stored(value, None)
+        tensors, numbers = content
+        path = self.folder.file(key.name)
+        digest = write_artifact(path, key.kind, self.describe(key, numbers), tensors)
+        self.artifacts[key.name] = str(path)
+        return Stored(value, digest)
+
+    def row_writer(self, key: Key, plans: Mapping[str, TensorPlan], **more: Any) -> RowWriter:
+        """A writer for rows that arrive a few at a time; it resumes where an earlier run was cut off."""
+        return RowWriter(self.folder.file(key.name), key.kind, self.describe(key, more), plans)
+
+    def open(self, key: Key) -> Artifact:
+        """An artifact that is known to be there."""
+        artifact = self.folder.find(key.name, key.kind, **key.facts)
+        assert artifact is not None, "it was written before"
+        self.artifacts[key.name] = str(artifact.path)
+        return artifact
+
+    def describe(self, key: Key, more: Mapping[str, Any]) -> dict[str, Any]:
+        """Metadata of an artifact."""
+        return {**self.metadata, "inputs": dict(key.inputs), **key.facts, **more}
+
+    def fits(self, name: str, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether tensors are small enough to be stored; says so where they are not."""
+        if sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) <= self.limit:
+            return True
+        self.reporter.note(f"{name} is larger than --max-artifact or the free disk space allows: not stored")
+        return False
+
+    @property
+    def limit(self) -> int:
+        """Bytes of the largest artifact: the option's limit, and most of the free disk space."""
+        folder = next(parent for parent in [self.path, *self.path.parents] if parent.is_dir())
+        return min(self.max_bytes, int(shutil.disk_usage(folder).free * 0.9))
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run folder, locked; opened at the first use, so that a dry run touches nothing."""
+        if self._folder is None:
+            self._folder = RunFolder.open(self.path, self.identity, force=self.force, on_wait=self.reporter.note)
+        return self._folder
+
+    def existing(self, names: Sequence[str]) -> dict[str, str]:
+        """Those of these artifacts that the folder holds, by name."""
+        paths = {name: self.path / f"{name}.safetensors" for name in sorted(set(names))}
+        return {name: str(path) for name, path in paths.items() if path.exists()}
+
+    @contextmanager
+    def timed(self, step: str) -> Iterator[None]:
+        """Add the wall time of the block to `seconds[step]`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            devices.synchronise(self.device)
+            self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - start
+
+    def close(self) -> None:
+        if self._folder is not None:
+            self._folder.close()

@@ -1,0 +1,87 @@
+"""`--predictions FILE`: mean and std of every test row for people (csv, jsonl) and programs (safetensors)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...core.prediction import Comparison, Prediction
+from ...errors import UserError
+from ...files.artifacts.artifact import write_artifact
+from ...files.artifacts.atomic import write_text
+from ..run import Run
+from ..store import Key
+
+Line = dict[str, Any]
+
+
+def check_predictions(path: Path, n_predictions: int) -> None:
+    """A safetensors file holds one method at one k of one run; the text formats have a column for them."""
+    if path.suffix == ".safetensors" and n_predictions != 1:
+        raise UserError(
+            f"--predictions {path}: a .safetensors file holds one method at one k, {n_predictions} were asked for",
+            hint="use .csv or .jsonl, which name method and k on every line",
+        )
+
+
+def write_predictions(path: Path, run: Run, predictions: Sequence[Prediction], known: Comparison) -> None:
+    """Write the predictions of every row of the result."""
+    if path.suffix == ".safetensors":
+        _write_tensors(path, run, predictions[0], known)
+    else:
+        write_lines(path, prediction_lines(run, predictions, known))
+
+
+def prediction_lines(run: Run, predictions: Sequence[Prediction], known: Comparison, **first: Any) -> list[Line]:
+    """One line per method, test row and output; the columns of `first` come first."""
+    return [{**first, **line} for prediction in predictions for line in _lines(run, prediction, known)]
+
+
+def write_lines(path: Path, lines: list[Line]) -> None:
+    """As csv or jsonl, by suffix."""
+    if path.suffix == ".jsonl":
+        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+    else:
+        out = io.StringIO()
+        writer = csv.DictWriter(out, fieldnames=list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+        text = out.getvalue()
+    write_text(path, text)
+
+
+def _write_tensors(path: Path, run: Run, prediction: Prediction, known: Comparison) -> None:
+    tensors = {"mean": prediction.mean, "std": prediction.std}
+    optional = {"std_full": known.std_full, "target": known.targets, "samples": prediction.samples}
+    tensors |= {name: tensor for name, tensor in optional.items() if tensor is not None}
+    key = Key("predictions", path.name, {}, {"method": prediction.method, "k": prediction.k})
+    write_artifact(path, key.kind, run.store.describe(key, {}), tensors)
+
+
+def _lines(run: Run, prediction: Prediction, known: Comparison) -> Iterator[Line]:
+    mean, std, split = prediction.mean, prediction.std, run.split("test")
+    columns: dict[str, torch.Tensor] = {"mean": mean, "std": std}
+    if known.std_full is not None:
+        columns["std_full"] = known.std_full
+    if split.target_scale is not None:
+        scale = torch.as_tensor(split.target_scale.std, dtype=torch.float64, device=std.device)
+        shift = torch.as_tensor(split.target_scale.mean, dtype=torch.float64, device=std.device)
+        columns |= {"mean_original": mean * scale + shift, "std_original": std * scale}
+    log_p = known.likelihood.log_probabilities(mean, std)
+    if log_p is not None:
+        columns["probability"] = log_p.exp()[:, -mean.shape[1] :]
+    if known.targets is not None:
+        columns["target"] = known.targets if known.targets.ndim == 2 else known.targets.unsqueeze(1).expand_as(mean)
+    for i, sample in enumerate(prediction.samples if prediction.samples is not None else (), start=1):
+        columns[f"sample_{i}"] = sample
+    values = {name: tensor.cpu().tolist() for name, tensor in columns.items()}
+    for i, row in enumerate(split.rows.tolist()):
+        for c in range(mean.shape[1]):
+            numbers = {name: column[i][c] for name, column in values.items()}
+            yield {"method": prediction.method, "k": prediction.k, "row": row, "output": c, **numbers}

@@ -114,24 +114,49 @@ def test_every_posterior_reports_its_condition_and_refuses_beyond_the_limit(fit)
         found = fit(synthetic(J, v=2.0, sigma2=largest / 2.0 / condition).precision).condition
         assert found == pytest.approx(condition, rel=0.05)  # power iteration: see above
     harmless = fit(synthetic(J, v=2.0, sigma2=largest / 2.0).precision).condition
-    assert 1.0 <= harmless <= len(J), "where nothing depends on it the trace will do: at most its rank times too large"
+    assert 1.0 <= harmless <= len(J), "where nothing depends on it: the trace, at most its rank times too large"
     with pytest.raises(NumericsError, match="ill-conditioned"):
         fit(synthetic(J, v=2.0, sigma2=largest / 2.0 / 1.2e15).precision)
 
 
-def test_the_dual_form_forms_residuals_only_where_it_would_cancel():
+def test_the_dual_form_uses_residuals_only_where_it_would_cancel():
     A = torch.tensor([[1e5, 0.0, 0.0], [0.0, 0.5, 0.0]], dtype=torch.float64)
     g = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
-    asked = []
+    called = []
 
     def residual_norms(columns, w):
-        asked.extend(columns.tolist())
+        called.extend(columns.tolist())
         return (g[:, columns] - A.T @ w).square().sum(0)
 
     L = torch.linalg.cholesky(A @ A.T + torch.eye(2, dtype=torch.float64))
     expected = torch.tensor([1 / (1 + 1e10), 1 / 1.25 + 1], dtype=torch.float64)
     assert_close(dual_variance(L, A @ g, g.square().sum(0), 1.0, residual_norms), expected, 1e-12)
-    assert asked == [0]
-    asked.clear()
+    assert called == [0]
+    called.clear()
     assert_close(dual_variance(L, A @ g, g.square().sum(0), 1e10, residual_norms), expected, 1e-12)
-    assert asked == [0, 1], "where the Gram matrix itself is too rough, every row takes the residual form"
+    assert called == [0, 1], "where the Gram matrix itself is too rough, every row takes the residual form"
+
+
+@pytest.mark.parametrize(("condition", "refined"), [(9.9e9, False), (1e10, True)])
+def test_the_dual_form_refines_only_where_the_gram_matrix_has_few_digits(condition, refined):
+    A, g = random_matrix(3, 5, seed=1), random_matrix(5, 2, seed=2)
+    L = torch.linalg.cholesky(A @ A.T + torch.eye(3, dtype=torch.float64))
+    rough = L + 1e-3 * torch.tril(random_matrix(3, 3, seed=3))
+    calls = []
+
+    def system_residual(columns, w):
+        calls.append(columns.tolist())
+        return A @ (g[:, columns] - A.T @ w) - w
+
+    def residual_norms(columns, w):
+        return (g[:, columns] - A.T @ w).square().sum(0)
+
+    expected = (g * torch.linalg.solve(torch.eye(5, dtype=torch.float64) + A.T @ A, g)).sum(0)
+    found = dual_variance(rough, A @ g, g.square().sum(0), condition, residual_norms, system_residual)
+    plain = dual_variance(rough, A @ g, g.square().sum(0), condition, residual_norms)
+    assert calls == ([[0, 1]] if refined else [])
+    assert float((plain - expected).abs().max()) > 1e-8
+    if refined:
+        assert float((found - expected).abs().max()) < 1e-3 * float((plain - expected).abs().max())
+    else:
+        assert torch.equal(found, plain)

@@ -1,4 +1,4 @@
-"""Blocks: whatever structure one keeps, it answers every question as the numbers themselves do."""
+"""Blocks: whatever factors one stores, every result is that of the numbers themselves."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def dense_kind(C: int) -> Kind:
     return Kind(f"dense-{C}", C, 6, lambda m, C, seed: DenseBlock(START, random_matrix(m, C, 10, seed=seed)))
 
 
-def outer_kind(C: int, T: int, d_in: int, d_out: int, bias: bool) -> Kind:
+def linear_kind(C: int, T: int, d_in: int, d_out: int, bias: bool) -> Kind:
     def make(m: int, C: int, seed: int) -> LinearBlock:
         return LinearBlock(
             START, random_matrix(m, T, d_in, seed=seed), random_matrix(m, C, T, d_out, seed=seed + 1), bias
         )
 
-    return Kind(f"outer-C{C}-T{T}-{d_in}x{d_out}" + ("-bias" if bias else ""), C, d_in * d_out, make)
+    return Kind(f"linear-C{C}-T{T}-{d_in}x{d_out}" + ("-bias" if bias else ""), C, d_in * d_out, make)
 
 
 def conv_kind(name: str, C: int, geometry: Geometry, size: tuple[int, ...]) -> Kind:
@@ -73,7 +73,7 @@ KINDS = [
     *(dense_kind(C) for C in (1, 3)),
     # d_in·d_out is more than T²(d_in + d_out) in some and less in others: factored and written out.
     *(
-        outer_kind(C, T, d_in, d_out, bias)
+        linear_kind(C, T, d_in, d_out, bias)
         for C in (1, 3)
         for T, d_in, d_out in [(1, 4, 3), (1, 1, 1), (2, 3, 2), (4, 3, 2), (2, 9, 11)]
         for bias in (True, False)
@@ -138,8 +138,8 @@ def test_shape(kind):
 
 @pytest.mark.parametrize("C", [1, 3])
 @pytest.mark.parametrize("bias", [True, False])
-def test_an_outer_block_is_the_sum_of_products_over_positions(C, bias):
-    block = outer_kind(C, 3, 4, 2, bias)(ROWS, 0)
+def test_a_linear_block_is_the_sum_of_products_over_positions(C, bias):
+    block = linear_kind(C, 3, 4, 2, bias)(ROWS, 0)
     for n in range(ROWS):
         for c in range(C):
             weight = sum(torch.outer(block.deltas[n, c, t], block.inputs[n, t]) for t in range(3)).flatten()
@@ -251,7 +251,7 @@ def test_a_block_is_what_its_tensors_say(kind):
 
 @each_kind
 @each_prior
-def test_the_settled_form_is_the_same_block(kind, prior):
+def test_the_expanded_form_is_the_same_block(kind, prior):
     block, other = kind(ROWS, 0), kind(OTHERS, 20)
     expanded, v = block.expanded(), prior_for(prior, kind, block.width)
     assert expanded.span == block.span
@@ -261,7 +261,7 @@ def test_the_settled_form_is_the_same_block(kind, prior):
 
 @each_kind
 @each_prior
-def test_answers_do_not_depend_on_the_pieces(kind, prior, monkeypatch):
+def test_results_do_not_depend_on_the_pieces(kind, prior, monkeypatch):
     """Panels, strips and pieces of rows so small that there are many of each."""
     block, other = kind(ROWS, 0), kind(OTHERS, 20)
     v, W = prior_for(prior, kind, block.width), random_matrix(ROWS, kind.C, kind.C, seed=5)
@@ -277,12 +277,13 @@ def test_answers_do_not_depend_on_the_pieces(kind, prior, monkeypatch):
     assert_equal(block_gram(block, other, v), J / v @ numbers(other).T)
     assert_equal(block.norms(v), (J.square() / v).sum(1))
     assert_equal(block.pull(J[:, :2]), J.T @ J[:, :2])
+    assert_equal(block.push(J.T[:, :2]), J @ J.T[:, :2])
 
 
 @pytest.mark.parametrize("weight", [0, 10**9])
 @pytest.mark.parametrize("C", [1, 3])
 def test_columns_of_positions_by_either_way(weight, C, monkeypatch):
-    block = outer_kind(C, 4, 3, 2, bias=True)(ROWS, 0)
+    block = linear_kind(C, 4, 3, 2, bias=True)(ROWS, 0)
     monkeypatch.setattr(linear, "ELEMENTWISE", weight)
     local = torch.tensor([7, 0, 5, 6, 2])
     assert_equal(columns_of(block, local), numbers(block)[:, local].T)
@@ -315,7 +316,7 @@ def test_float32_tensors_give_float64_answers(kind):
 
 
 def test_one_row_and_one_output():
-    block = replace(outer_kind(1, 1, 4, 3, bias=True)(1, 0), start=0)
+    block = replace(linear_kind(1, 1, 4, 3, bias=True)(1, 0), start=0)
     assert block.squares().shape == (15,)
     assert block.norms(torch.ones(15, dtype=torch.float64)).shape == (1,)
     assert block_gram(block, block, torch.ones(15, dtype=torch.float64)).shape == (1, 1)

@@ -26,7 +26,7 @@ from ..files.spec.loading import find_spec, load_spec
 from .advice import ADVICE, hint_of
 from .console import Console, print_result
 from .deliver import deliver
-from .options import COMMANDS, OPTIONS
+from .options import COMMANDS, OPTIONS, OptionText
 from .settings import Settings
 from .usage import on_device, parse_job
 
@@ -85,7 +85,7 @@ def _command(name: str) -> Callable[..., None]:
             field,
             inspect.Parameter.KEYWORD_ONLY,
             default=list(defaults[field]) if isinstance(defaults[field], tuple) else defaults[field],
-            annotation=Annotated[_option_type(hints[field]), OPTIONS[field]],
+            annotation=Annotated[_option_type(hints[field]), _typer_option(OPTIONS[field])],
         )
         for field in COMMANDS[name].fields
     ]
@@ -94,6 +94,11 @@ def _command(name: str) -> Callable[..., None]:
     body.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     body.__doc__ = COMMANDS[name].help
     return body
+
+
+def _typer_option(text: OptionText) -> Any:
+    complete = text.complete if text.names else None
+    return typer.Option(*text.flags, help=text.help, metavar=text.metavar, autocompletion=complete)
 
 
 def _option_type(hint: Any) -> Any:
@@ -114,18 +119,18 @@ def _execute(command: str, settings: Settings) -> None:
         if not info.is_leader:
             console = Console(quiet=True)
         job = parse_job(command, settings)
-        load_spec(job.project.spec or find_spec(Path.cwd()))  # a wrong spec is reported before torch is imported
+        spec = load_spec(job.project.spec or find_spec(Path.cwd()))  # a wrong one is reported before torch is imported
         _route_warnings(console)
         from ..commands.runner import follow_job, run_job  # imports torch
 
         with worker_group(info, job.compute.device) as workers:
             job = on_device(job, str(getattr(workers, "device", job.compute.device)))
             if not info.is_leader:
-                follow_job(job, console, workers)
+                follow_job(job, spec, console, workers)
                 raise typer.Exit(0)
-            outcome = run_job(job, console, workers)
+            outcome = run_job(job, spec, console, workers)
         signals.check()
-        code = deliver(job, outcome, console)
+        code = deliver(job, spec.text, outcome, console)
     except Exception as error:
         if isinstance(error, typer.Exit):
             raise

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 FORMATS_WITH_GATE = ("table", "markdown", "github")  # they show the gate in words
 
 
-def deliver(job: Job, outcome: Outcome, console: Console) -> int:
+def deliver(job: Job, spec_text: str, outcome: Outcome, console: Console) -> int:
     """Write and print everything; returns the exit code."""
     if not job.mode.dry_run:
-        _write_files(job.outputs, outcome)
+        _write_files(job.outputs, outcome, spec_text)
     _print(job, outcome.answer, console)
     answer = outcome.answer
     if isinstance(answer, Listing) or answer.gate is None:
@@ -41,7 +41,7 @@ def deliver(job: Job, outcome: Outcome, console: Console) -> int:
     return code
 
 
-def _write_files(outputs: OutputOptions, outcome: Outcome) -> None:
+def _write_files(outputs: OutputOptions, outcome: Outcome, spec_text: str) -> None:
     from ..files.artifacts.atomic import replacing, write_text
 
     for path in outputs.results:
@@ -56,7 +56,7 @@ def _write_files(outputs: OutputOptions, outcome: Outcome) -> None:
     if outputs.report is not None and not isinstance(outcome.answer, Listing):
         from ..render.html import html_report
 
-        text = html_report(outcome.answer, outcome.figures, sys.argv[1:], outcome.spec.text, __version__)
+        text = html_report(outcome.answer, outcome.figures, sys.argv[1:], spec_text, __version__)
         write_text(outputs.report, text)
 
 

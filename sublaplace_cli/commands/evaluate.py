@@ -168,7 +168,12 @@ def _result(
 
 def _artifacts(run: Run, predictions: Sequence[Prediction]) -> dict[str, str]:
     """What the result rests on and the folder holds, whether this command made it or not."""
-    names = ["jacobians-train", "jacobians-test", f"jacobians-{run.origin(run.job.selection.reference)}", "scores"]
+    names = [
+        "jacobians-train",
+        "jacobians-test",
+        f"jacobians-{run.splits.origins[run.job.selection.reference]}",
+        "scores",
+    ]
     for prediction in predictions:
         if prediction.k is not None:
             kinds = ("indices", "posterior", "predictions")

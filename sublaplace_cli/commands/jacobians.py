@@ -17,7 +17,7 @@ def jacobians(run: Run) -> dict[str, Any]:
     if not asked.scores_only:
         names = ("train", "test", "reference") if asked.split == "all" else (asked.split,)
         for name in names:
-            if name in run.splits:
+            if name in run.splits.by_name:
                 rows.of(name)
     if problem is not None:
         problem.scores  # noqa: B018 (computed and stored)

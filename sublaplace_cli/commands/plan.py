@@ -28,7 +28,7 @@ def plan(run: Run) -> Listing:
             "dry_run": True,
             "n_params": run.layout.size,
             "n_outputs": run.passes.n_outputs,
-            **{f"n_{name}": len(split) for name, split in run.splits.items()},
+            **{f"n_{name}": len(split) for name, split in run.splits.by_name.items()},
             "run_dir": str(run.store.path),
             "memory_limit": run.memory,
             "memory_estimate": _peak(run),
@@ -40,7 +40,7 @@ def plan(run: Run) -> Listing:
 
 
 def _split_names(run: Run) -> list[str]:
-    return list(dict.fromkeys(run.origin(name) for name in run.splits))
+    return list(dict.fromkeys(run.splits.origins[name] for name in run.splits.by_name))
 
 
 def _files(run: Run) -> dict[str, int]:

@@ -46,12 +46,11 @@ class Outcome:
     """The answer, and what pictures and reports are made of."""
 
     answer: Answer
-    spec: LoadedSpec
     figures: Figures | None = None  # where a picture or a report was asked for
     lines: tuple[Line, ...] = ()  # of the predictions file
 
 
-def run_job(job: Job, reporter: Reporter, workers: WorkerGroup = SINGLE_WORKER) -> Outcome:
+def run_job(job: Job, spec: LoadedSpec, reporter: Reporter, workers: WorkerGroup = SINGLE_WORKER) -> Outcome:
     """Run one of the four commands, once or as a sweep."""
     check_outputs(job)
     check_sweep(job)
@@ -60,22 +59,22 @@ def run_job(job: Job, reporter: Reporter, workers: WorkerGroup = SINGLE_WORKER) 
     command = _command(job, artifact)
     runs, outcomes = runs_of(job), list[Outcome]()
     for member in with_time_left(runs, reporter) if is_sweep(job) else runs:
-        with open_run(member.job, reporter, workers, scales) as run:
+        with open_run(member.job, spec, reporter, workers, scales) as run:
             check_run(run)
             done = plan(run) if job.mode.dry_run else _within_memory(run, command)
             outcomes.append(_outcome(run, done, member, is_first=not outcomes))
     outcome = _combined(job, runs, outcomes) if is_sweep(job) else outcomes[0]
     if isinstance(outcome.answer, Listing):
         return outcome
-    limits = [*limits_of(outcome.spec.spec.gate), *job.gate.limits]
+    limits = [*limits_of(spec.spec.gate), *job.gate.limits]
     return replace(outcome, answer=judge(outcome.answer, limits, baseline, job.gate.significant))
 
 
-def follow_job(job: Job, reporter: Reporter, workers: WorkerGroup) -> None:
+def follow_job(job: Job, spec: LoadedSpec, reporter: Reporter, workers: WorkerGroup) -> None:
     """On all workers but the leader: open the same runs and take part in its collective calls."""
     _, scales = _posterior(job)
     for member in runs_of(job):
-        with open_run(member.job, reporter, workers, scales) as run:
+        with open_run(member.job, spec, reporter, workers, scales) as run:
             follow(run.row_source, workers)
 
 
@@ -105,17 +104,17 @@ def _outcome(run: Run, done: Listing | Evaluation | dict[str, Any], member: Swee
     """Write what one run leaves besides its artifacts."""
     seconds = {name: round(value, 4) for name, value in run.store.seconds.items()}
     if isinstance(done, Listing):
-        return Outcome(done, run.project.loaded)
+        return Outcome(done)
     if isinstance(done, dict):
         artifacts = {"artifacts": dict(sorted(run.store.artifacts.items()))}
         tuned = {"tuned": done.pop("tuned")} if "tuned" in done else {}
-        return Outcome(Listing({"schema": 1, **done, **artifacts, **tuned, "seconds": seconds}), run.project.loaded)
+        return Outcome(Listing({"schema": 1, **done, **artifacts, **tuned, "seconds": seconds}))
     if run.job.posterior.posterior is None:
         text = json_text(done.result.reproducible())  # the same inputs give the same bytes
         write_text(run.store.folder.path / "evaluation.json", text + "\n")
     figures = _figures(run, done) if is_first else None  # of a sweep they show the first run
     lines = _write_predictions(run, done, member)
-    return Outcome(replace(done.result, seconds=seconds), run.project.loaded, figures, tuple(lines))
+    return Outcome(replace(done.result, seconds=seconds), figures, tuple(lines))
 
 
 def _write_predictions(run: Run, done: Evaluation, member: SweepRun) -> list[Line]:
@@ -133,11 +132,11 @@ def _combined(job: Job, runs: list[SweepRun], outcomes: list[Outcome]) -> Outcom
     answers, first = [outcome.answer for outcome in outcomes], outcomes[0]
     if job.mode.dry_run:
         plans = [answer for answer in answers if isinstance(answer, Listing)]
-        return Outcome(combine_plans([member.checkpoint for member in runs], plans), first.spec)
+        return Outcome(combine_plans([member.checkpoint for member in runs], plans))
     if job.outputs.predictions is not None:
         write_lines(job.outputs.predictions, [line for outcome in outcomes for line in outcome.lines])
     combined = combine(runs, [answer for answer in answers if isinstance(answer, Result)])
-    return Outcome(combined, first.spec, first.figures)
+    return Outcome(combined, first.figures)
 
 
 def _posterior(job: Job) -> tuple[Artifact | None, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 
 from torch import Tensor
 
@@ -15,12 +17,13 @@ from ..results.result import Row
 
 def score_row(prediction: Prediction, known: Comparison) -> Row:
     """All metrics of one prediction, with the reasons for those that are missing."""
+    functions = _functions()
     values: dict[str, float | None] = {}
     why: dict[str, str] = {}
     for metric in METRICS.values():
         if metric.needs == "bracket" and known.std_bounds is None:
             continue
-        for name, value in _values(metric, prediction, known).items():
+        for name, value in _values(metric, functions[metric.name], prediction, known).items():
             values[name] = value if isinstance(value, float) else None
             if isinstance(value, str):
                 why[name] = value
@@ -29,10 +32,17 @@ def score_row(prediction: Prediction, known: Comparison) -> Row:
     return Row(prediction.method, prediction.k, values, why)
 
 
-def _values(metric: Metric, prediction: Prediction, known: Comparison) -> dict[str, float | str]:
+@cache
+def _functions() -> dict[str, Callable[..., Tensor | float]]:
+    return {metric.name: load(metric.entry) for metric in METRICS.values()}
+
+
+def _values(
+    metric: Metric, compute: Callable[..., Tensor | float], prediction: Prediction, known: Comparison
+) -> dict[str, float | str]:
     """The metric and, of a mean over rows, its standard error (ddof 1); a text says why a number is missing."""
     try:
-        found: Tensor | float = load(metric.entry)(prediction, known)
+        found = compute(prediction, known)
     except NotApplicable as reason:
         return dict.fromkeys((metric.name, f"{metric.name}_se") if metric.per_row else (metric.name,), str(reason))
     if not isinstance(found, Tensor):

@@ -7,7 +7,7 @@ over runs and the HTML report pick it up.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 METRIC_VERSION = 1  # raise it when a definition changes: older baselines are then not compared
 NOMINAL = 0.95  # the coverage that "nominal" metrics should have
@@ -27,13 +27,18 @@ class Metric:
     """One metric. σ is the epistemic standard deviation of a method, σ₀² the noise variance."""
 
     name: str
-    entry: str  # "module:function" that computes it, never imported here
     better: Literal["lower", "higher", "nominal"] | None
     definition: str
     per_row: bool = False  # a mean over rows, with a standard error NAME_se
     column: MetricColumn | None = None  # None: only in JSON, JSON lines, CSV and TSV
     needs: Literal["oracle", "bracket"] | None = None  # "bracket": in a row only where the full posterior is bounded
     axis: str | None = None  # its axis label in the curves over k
+    module: str = "sublaplace_cli.core.metrics"  # has the function that computes it, which has its name
+
+    @property
+    def entry(self) -> str:
+        """The lazy entry of its function."""
+        return f"{self.module}:{self.name}"
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -41,37 +46,71 @@ class Metric:
         return (self.name, f"{self.name}_se") if self.column and self.column.with_error else (self.name,)
 
 
-def _metric(name: str, better: Any, definition: str, column: MetricColumn | None = None, **more: Any) -> Metric:
-    return Metric(name, f"sublaplace_cli.core.metrics:{name}", better, definition, column=column, **more)
-
-
 # In the order of the table for people; a JSON row has those that need a bracket last.
 _TABLE = (
-    _metric("rescale", None, "factor c of the rescaled variance (1: as it is)", MetricColumn(11, hidden_at=1.0)),
-    _metric("remainder", None, "factor b of the variance outside the sub-network", MetricColumn(9, hidden_at=0.0)),
-    _metric("mean_std", None, "mean σ over the test rows", MetricColumn(5)),
-    _metric("w2", "lower", "mean |σ_full − σ| over the test rows", MetricColumn(7, with_error=True), per_row=True,
-            axis="W2 to the full posterior: mean |σ_full − σ|"),
-    _metric("w2_low", "lower", "least w2 that the bounds of the full posterior allow", MetricColumn(), needs="bracket"),
-    _metric("w2_high", "lower", "largest w2 that they allow", MetricColumn(), needs="bracket"),
-    _metric("w2_relative", "lower", "w2 as a share of mean σ_full", MetricColumn()),
-    _metric("w2_total", "lower", "mean |√(σ_full² + σ₀²) − √(σ² + σ₀²)| over the test rows"),
-    _metric("coverage95", "nominal", "share of the oracle's outputs within 1.96 σ", MetricColumn(13), per_row=True,
-            needs="oracle", axis="coverage of the oracle by 95 % intervals"),
-    _metric("coverage95_total", "nominal", "share of the targets within 1.96 √(σ² + σ₀²)", MetricColumn(6),
-            per_row=True, axis="coverage of the targets by 95 % intervals"),
-    _metric("ipv", None, "mean weighted variance over the training rows"),
-    _metric("discrepancy", "lower", "ipv of the full network minus ipv"),
-    _metric("retained", "higher", "ipv as a share of that of the full network", MetricColumn(10)),
-    _metric("nll", "lower", "mean negative log-likelihood of the targets", MetricColumn(14), per_row=True,
-            axis="negative log-likelihood"),
-    _metric("rmse", "lower", "root mean squared error of the predicted mean", MetricColumn(3)),
-    _metric("crps", "lower", "mean continuous ranked probability score", MetricColumn(2), per_row=True),
-    _metric("accuracy", "higher", "share of the rows whose most probable class is right", MetricColumn(12),
-            per_row=True),
-    _metric("ece", "lower", "calibration error of the most probable class, in 15 bins", MetricColumn(8)),
-    _metric("brier", "lower", "mean squared error of the class probabilities", MetricColumn(4), per_row=True),
-)  # fmt: skip
+    Metric("rescale", None, "factor c of the rescaled variance (1: as it is)", column=MetricColumn(11, hidden_at=1.0)),
+    Metric(
+        "remainder", None, "factor b of the variance outside the sub-network", column=MetricColumn(9, hidden_at=0.0)
+    ),
+    Metric("mean_std", None, "mean σ over the test rows", column=MetricColumn(5)),
+    Metric(
+        "w2",
+        "lower",
+        "mean |σ_full − σ| over the test rows",
+        column=MetricColumn(7, with_error=True),
+        per_row=True,
+        axis="W2 to the full posterior: mean |σ_full − σ|",
+    ),
+    Metric(
+        "w2_low",
+        "lower",
+        "least w2 that the bounds of the full posterior allow",
+        column=MetricColumn(),
+        needs="bracket",
+    ),
+    Metric("w2_high", "lower", "largest w2 that they allow", column=MetricColumn(), needs="bracket"),
+    Metric("w2_relative", "lower", "w2 as a share of mean σ_full", column=MetricColumn()),
+    Metric("w2_total", "lower", "mean |√(σ_full² + σ₀²) − √(σ² + σ₀²)| over the test rows"),
+    Metric(
+        "coverage95",
+        "nominal",
+        "share of the oracle's outputs within 1.96 σ",
+        column=MetricColumn(13),
+        per_row=True,
+        needs="oracle",
+        axis="coverage of the oracle by 95 % intervals",
+    ),
+    Metric(
+        "coverage95_total",
+        "nominal",
+        "share of the targets within 1.96 √(σ² + σ₀²)",
+        column=MetricColumn(6),
+        per_row=True,
+        axis="coverage of the targets by 95 % intervals",
+    ),
+    Metric("ipv", None, "mean weighted variance over the training rows"),
+    Metric("discrepancy", "lower", "ipv of the full network minus ipv"),
+    Metric("retained", "higher", "ipv as a share of that of the full network", column=MetricColumn(10)),
+    Metric(
+        "nll",
+        "lower",
+        "mean negative log-likelihood of the targets",
+        column=MetricColumn(14),
+        per_row=True,
+        axis="negative log-likelihood",
+    ),
+    Metric("rmse", "lower", "root mean squared error of the predicted mean", column=MetricColumn(3)),
+    Metric("crps", "lower", "mean continuous ranked probability score", column=MetricColumn(2), per_row=True),
+    Metric(
+        "accuracy",
+        "higher",
+        "share of the rows whose most probable class is right",
+        column=MetricColumn(12),
+        per_row=True,
+    ),
+    Metric("ece", "lower", "calibration error of the most probable class, in 15 bins", column=MetricColumn(8)),
+    Metric("brier", "lower", "mean squared error of the class probabilities", column=MetricColumn(4), per_row=True),
+)
 METRICS = {metric.name: metric for metric in _TABLE}
 # Keys of a JSON row between `k` and the remaining standard errors.
 ROW_KEYS = tuple(

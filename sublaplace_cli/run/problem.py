@@ -58,7 +58,7 @@ class Rows:
 
     def of(self, name: str) -> SplitRows:
         """The rows of a split by any of its names."""
-        origin = self.run.origin(name)
+        origin = self.run.splits.origins[name]
         return {
             "train": lambda: self.train,
             "test": lambda: self.test,
@@ -97,7 +97,7 @@ class Problem:
     def scores(self) -> Stored[Scores]:
         """Stored as the score and diag(Ω)."""
         run, prior = self.run, self.hyperparameters.prior
-        facts = {"score": run.job.selection.score, "reference": run.origin(run.job.selection.reference)}
+        facts = {"score": run.job.selection.score, "reference": run.splits.origins[run.job.selection.reference]}
 
         def make() -> Scores:
             with run.store.timed("scores"):
@@ -158,7 +158,7 @@ class Problem:
     @property
     def other_reference(self) -> Jacobian | None:
         """The reference rows, where they are not the training rows."""
-        is_train = self.run.origin(self.run.job.selection.reference) == "train"
+        is_train = self.run.splits.origins[self.run.job.selection.reference] == "train"
         return None if is_train else self.rows.reference.jacobian
 
     def with_tuning(self, values: dict[str, Any]) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def compute_scores(run: Run, rows: Rows, settled: Hyperparameters) -> Scores:
     if run.job.selection.score == "unweighted":  # Algorithm 1 to the letter: a mean, without the output Hessian
         reference = rows.reference
         return Scores(_squares(run, reference, settled, weighted=False) / len(run.split(reference.name)), data_diagonal)
-    is_train = run.origin(run.job.selection.reference) == "train"
+    is_train = run.splits.origins[run.job.selection.reference] == "train"
     score = data_diagonal if is_train else _squares(run, rows.reference, settled, weighted=True)
     return Scores(score, data_diagonal)
 

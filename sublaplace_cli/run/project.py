@@ -15,7 +15,7 @@ from ..core.likelihoods import Likelihood
 from ..core.network.layout import Layout
 from ..errors import UserError, suggestion
 from ..files.networks.loading import Network, NetworkPart, NetworkSource, load_network
-from ..files.spec.loading import LoadedSpec, find_spec, load_spec
+from ..files.spec.loading import LoadedSpec
 from ..files.spec.models import Spec
 from .job import ProjectOptions, RescaleKind
 
@@ -27,11 +27,6 @@ class Project:
     loaded: LoadedSpec
     options: ProjectOptions
     memory: int  # bytes of host memory for reading files
-
-    @classmethod
-    def open(cls, options: ProjectOptions, memory: int) -> Project:
-        path = options.spec if options.spec is not None else find_spec(Path.cwd())
-        return cls(load_spec(path), options, memory)
 
     @property
     def spec(self) -> Spec:

@@ -21,6 +21,7 @@ from ..core.workers import WorkerGroup
 from ..errors import UserError
 from ..files.artifacts.run_folder import default_folder, fingerprint
 from ..files.data.datasets import Scales, Split, data_files, load_splits, origin_of, require_extra
+from ..files.spec.loading import LoadedSpec
 from ..reporter import Reporter
 from ..sizes import format_bytes
 from .identity import InputFiles, identity_of, provenance_of
@@ -45,13 +46,22 @@ class NetworkFacts:
 
 
 @dataclass(frozen=True)
+class Splits:
+    """The rows that a command reads."""
+
+    by_name: Mapping[str, Split]  # as the command names them
+    origins: Mapping[str, str]  # of each name the split that holds its rows: `reference` is often `train`
+    by_origin: Mapping[str, Split]
+
+
+@dataclass(frozen=True)
 class Run:
     """What one command works with."""
 
     job: Job
     project: Project
     network: NetworkFacts
-    splits: Mapping[str, Split]  # as the command names them
+    splits: Splits
     passes: Passes
     device: torch.device
     memory: int  # bytes that the computation may take
@@ -81,12 +91,8 @@ class Run:
     def dtype(self) -> torch.dtype:
         return getattr(torch, self.job.compute.dtype)
 
-    def origin(self, name: str) -> str:
-        """The split that holds these rows: `reference` is another name for train unless the spec says otherwise."""
-        return origin_of(self.project.spec.data, name)
-
     def split(self, name: str) -> Split:
-        return self.splits[self.origin(name)]
+        return self.splits.by_origin[self.splits.origins[name]]
 
     def targets(self, name: str) -> Tensor | None:
         return targets_of(self.split(name), self.device)
@@ -122,7 +128,9 @@ class Run:
 
 
 @contextmanager
-def open_run(job: Job, reporter: Reporter, workers: WorkerGroup, scales: Scales | None = None) -> Iterator[Run]:
+def open_run(
+    job: Job, spec: LoadedSpec, reporter: Reporter, workers: WorkerGroup, scales: Scales | None = None
+) -> Iterator[Run]:
     """Read and check everything that can be known before computing.
 
     With `scales` the training rows are not read. All workers open it at the same time.
@@ -130,7 +138,7 @@ def open_run(job: Job, reporter: Reporter, workers: WorkerGroup, scales: Scales 
     device = devices.choose(job.compute.device)
     memory = min(workers.exchange(_memory(job, device, workers)))
     host = device if device.type == "cpu" else torch.device("cpu")  # files are read there, whatever the device
-    project = Project.open(job.project, _memory(job, host, workers))
+    project = Project(spec, job.project, _memory(job, host, workers))
     require_extra(project.spec.data.format)
     run = _checked_run(job, project, device, memory, workers, reporter, scales)
     _require_agreement(run)
@@ -178,8 +186,12 @@ def _checked_run(
     store = Store(folder.absolute(), identity, _metadata(job, project, identity, device, layout), reporter)
     store.force, store.max_bytes, store.device = job.mode.force, job.compute.max_artifact, device
     facts = NetworkFacts(layout, tuple(last_linear(model, sample)), (project.loaded.path, *files.all()))
+    origins = {name: origin_of(project.spec.data, name) for name in ("train", "reference", *splits)}
+    by_origin = {origins[name]: split for name, split in splits.items()}
     passes = Passes(model, reader, capture, reporter)
-    return Run(job, project, facts, splits, passes, device, memory, workers, store, reporter)
+    return Run(
+        job, project, facts, Splits(splits, origins, by_origin), passes, device, memory, workers, store, reporter
+    )
 
 
 def _split_names(job: Job, project: Project, scales: Scales | None) -> list[str]:
@@ -238,7 +250,7 @@ def _require_agreement(run: Run) -> None:
     own = {
         "torch": torch.__version__,
         "weights, data or options": fingerprint(run.store.identity),
-        "rows": {name: len(split) for name, split in run.splits.items()},
+        "rows": {name: len(split) for name, split in run.splits.by_name.items()},
         "way of differentiating the network": [capture.rows_per_pass, capture.batched, blocks],
     }
     for rank, theirs in enumerate(run.workers.exchange(own)):

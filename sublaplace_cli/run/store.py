@@ -65,7 +65,7 @@ class Store:
 
         `read` returns None for an artifact that cannot be used here, `write` None for a value that is not to be stored.
         """
-        return self.get_all([key], lambda _: [make()], read, write)[0]
+        return self._find(key, read) or self.put(key, make(), write)
 
     def get_all(
         self,

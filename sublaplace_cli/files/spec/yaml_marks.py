@@ -126,6 +126,25 @@ class _YamlBuilder:
         self.marked.problems.append(YamlProblem(mark, location, message))
 
     def _value(self, event: yaml.Event, location: Location) -> object:
+        """One value; the only function that calls itself, once per level."""
+        if not self._is_allowed(event, location):
+            return None
+        if isinstance(event, yaml.MappingStartEvent):
+            mapping: dict[str, object] = {}
+            while not isinstance(event := self._next(), yaml.MappingEndEvent):
+                key = self._key(event, location)
+                value = self._value(self._next(), (*location, "" if key is None else key))
+                if key is not None:
+                    mapping.setdefault(key, value)
+            return mapping
+        if isinstance(event, yaml.SequenceStartEvent):
+            items: list[object] = []
+            while not isinstance(event := self._next(), yaml.SequenceEndEvent):
+                items.append(self._value(event, (*location, len(items))))
+            return items
+        return self._scalar(event, location)
+
+    def _is_allowed(self, event: yaml.Event, location: Location) -> bool:
         mark = _mark(event.start_mark)
         # setdefault: the first of duplicate keys counts
         self.marked.values.setdefault(location, mark)
@@ -133,46 +152,26 @@ class _YamlBuilder:
             raise _Unreadable(mark, f"nested deeper than {MAX_YAML_DEPTH} levels")
         if isinstance(event, yaml.AliasEvent):
             self._problem(mark, location, "aliases (*name) are not supported; repeat the value, or quote a text")
-            return None
+            return False
         if getattr(event, "tag", None) is not None:
             self._problem(mark, location, "tags (!name) are not supported; remove it, or quote a text")
-        if isinstance(event, yaml.MappingStartEvent):
-            return self._mapping(location)
-        if isinstance(event, yaml.SequenceStartEvent):
-            return self._sequence(location)
-        return self._scalar(event, location)
+        return True
 
-    def _mapping(self, location: Location) -> dict[str, object]:
-        mapping: dict[str, object] = {}
-        while not isinstance(event := self._next(), yaml.MappingEndEvent):
-            mark, key = _mark(event.start_mark), self._key(event)
-            if key is None:
-                self._value(self._next(), (*location, ""))
-                continue
-            below = (*location, key)
-            if key in mapping:
-                first = self.marked.keys[below]
-                self._problem(mark, below, f"duplicate key, first used at line {first.line}")
-            self.marked.keys.setdefault(below, mark)
-            value = self._value(self._next(), below)
-            mapping.setdefault(key, value)
-        return mapping
-
-    def _key(self, event: yaml.Event) -> str | None:
+    def _key(self, event: yaml.Event, location: Location) -> str | None:
+        """A key and its mark; None for one that is not a text."""
         mark = _mark(event.start_mark)
         if not isinstance(event, yaml.ScalarEvent):
             raise _Unreadable(mark, "expected a text as key; quote a text that starts with *, [ or {")
         key = self._scalar(event, ())
-        if isinstance(key, str):
-            return key
-        self._problem(mark, (), f"expected a text as key, got {event.value or 'nothing'}; put it in quotes")
-        return None
-
-    def _sequence(self, location: Location) -> list[object]:
-        items: list[object] = []
-        while not isinstance(event := self._next(), yaml.SequenceEndEvent):
-            items.append(self._value(event, (*location, len(items))))
-        return items
+        if not isinstance(key, str):
+            self._problem(mark, (), f"expected a text as key, got {event.value or 'nothing'}; put it in quotes")
+            return None
+        below = (*location, key)
+        if below in self.marked.keys:
+            first = self.marked.keys[below]
+            self._problem(mark, below, f"duplicate key, first used at line {first.line}")
+        self.marked.keys.setdefault(below, mark)
+        return key
 
     def _scalar(self, event: Any, location: Location) -> object:
         mark, text = _mark(event.start_mark), event.value

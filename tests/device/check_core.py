@@ -23,21 +23,25 @@ from cases import CASES, Case  # noqa: E402
 from second_device import DeviceTensor, MixedDevicesError, SecondDevice, install  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from sublaplace_cli.catalog import LIKELIHOODS, METHODS, load  # noqa: E402
+from sublaplace_cli.catalog import METHODS, TASKS, load  # noqa: E402
 from sublaplace_cli.core.jacobian import conv  # noqa: E402
 from sublaplace_cli.core.jacobian.capture import Capture, prepare_capture  # noqa: E402
 from sublaplace_cli.core.jacobian.rows import HeldJacobian, Jacobian, RecomputedJacobian  # noqa: E402
+from sublaplace_cli.core.likelihoods import Likelihood  # noqa: E402
 from sublaplace_cli.core.linalg import QR_CONDITION  # noqa: E402
-from sublaplace_cli.core.metrics import Predictive, score  # noqa: E402
+from sublaplace_cli.core.metrics import NotApplicable  # noqa: E402
 from sublaplace_cli.core.network.forward import Inputs, last_linear, map_inputs, row_count  # noqa: E402
 from sublaplace_cli.core.network.layout import Layout  # noqa: E402
 from sublaplace_cli.core.omega.precision import Precision  # noqa: E402
 from sublaplace_cli.core.omega.row_sums import row_norms, squared_gradients  # noqa: E402
-from sublaplace_cli.core.posterior.fitting import fit_full, fit_subnet  # noqa: E402
-from sublaplace_cli.core.posterior.posterior import diagonal_freedom, diagonal_variance, subnet_variance  # noqa: E402
+from sublaplace_cli.core.posterior.diagonal import DiagonalPosterior  # noqa: E402
+from sublaplace_cli.core.posterior.full import fit_full  # noqa: E402
+from sublaplace_cli.core.posterior.path import fit_subnet  # noqa: E402
 from sublaplace_cli.core.posterior.theorem1 import require_not_larger  # noqa: E402
+from sublaplace_cli.core.prediction import Comparison, Prediction  # noqa: E402
 from sublaplace_cli.core.selectors import SelectionProblem, checked, greedy  # noqa: E402
 from sublaplace_cli.core.selectors.by_name import by_name  # noqa: E402
+from sublaplace_cli.results.metric_table import METRICS  # noqa: E402
 
 CPU = torch.device("cpu")
 MEMORY = 2**18  # little enough for several tiles of rows, enough for the matrices
@@ -57,7 +61,7 @@ TINY_PRIOR = 1e-9  # takes the fits to QR and the variances to the residual form
 
 
 class Tokens(nn.Module):
-    """Layers with several positions a row, and one of every kind that has a formula; nothing else."""
+    """Layers with several positions per row, and one of every kind that has a formula; nothing else."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,20 +114,20 @@ def numbers(case: Case, made: tuple, v: Tensor, device: torch.device) -> Numbers
                 found.put(f"block {block.start} {key} {name}", tensor)
             found.put(f"block {block.start} dense {name}", block.dense().values)
     sigma2 = 0.3 if case.task == "regression" else 1.0
-    root = load(LIKELIHOODS[case.task])
+    likelihood = load(TASKS[case.task].entry)().with_noise(sigma2)
     S = torch.randperm(layout.size, generator=torch.Generator().manual_seed(1))[:FEW].to(device)
     for form, make in {"kept": kept, "expanded": expanded, "recomputed": recomputed}.items():
         held, held_test = make(capture, train), make(capture, test)
-        precision = Precision(held, root(held.outputs, sigma2), v, MEMORY)
-        _questions(found, f"{form} ", precision, held_test, S)
+        precision = Precision(held, likelihood.root(held.outputs), v, MEMORY)
+        _results(found, f"{form} ", precision, held_test, S)
         if form == "kept":
             names = tuple(last_linear(model, train))
             _selectors(found, precision, layout.flatten(model), names)
-            _posteriors(found, case.task, sigma2, precision, held_test, S, y_test)
+            _posteriors(found, likelihood, precision, held_test, S, y_test)
     return found
 
 
-def _questions(found: Numbers, form: str, precision: Precision, test: Jacobian, S: Tensor) -> None:
+def _results(found: Numbers, form: str, precision: Precision, test: Jacobian, S: Tensor) -> None:
     found.put(form + "root", precision.root)
     found.put(form + "data diagonal", precision.data_diagonal())
     found.put(form + "unweighted", squared_gradients(precision.jacobian, None, MEMORY))
@@ -135,6 +139,7 @@ def _questions(found: Numbers, form: str, precision: Precision, test: Jacobian, 
     found.put(form + "cross gram", cross)
     found.put(form + "norms", row_norms(test, precision.prior, MEMORY))
     chosen = torch.arange(0, cross.shape[1], 2, device=cross.device)
+    found.put(form + "system residual", precision.system_residual(test, chosen, cross[:, chosen]))
     found.put(form + "residual norms", precision.residual_norms(test, chosen, cross[:, chosen]))
 
 
@@ -142,7 +147,7 @@ def _selectors(found: Numbers, precision: Precision, theta: Tensor, names: tuple
     diagonal = precision.data_diagonal()
     p = precision.layout.size
     problem = SelectionProblem(precision, diagonal, diagonal, theta, names, seed=5)
-    entries = {name: method.entry for name, method in METHODS.items() if method.entry is not None}
+    entries = {name: method.entry for name, method in METHODS.items() if method.kind == "selector"}
     answers = {name: load(entry)(problem, min(FEW, p)) for name, entry in entries.items() if name != "greedy"}
     answers["names:*"] = by_name(problem, "*")
     for k, pool in (
@@ -157,7 +162,7 @@ def _selectors(found: Numbers, precision: Precision, theta: Tensor, names: tuple
 
 
 def _posteriors(
-    found: Numbers, task: str, sigma2: float, precision: Precision, test: Jacobian, S: Tensor, y: Tensor
+    found: Numbers, likelihood: Likelihood, precision: Precision, test: Jacobian, S: Tensor, y: Tensor
 ) -> None:
     norms = row_norms(test, precision.prior, MEMORY)
     full = fit_full(precision)
@@ -166,22 +171,24 @@ def _posteriors(
     found.put("full condition", full.condition)
     for form in ("primal", "dual"):
         subnet = fit_subnet(precision, S, form)
-        variance[form] = subnet_variance(subnet, test, MEMORY)
+        variance[form] = subnet.variance(test)
         found.put(f"{form} freedom", subnet.freedom)
         found.put(f"{form} factor", subnet.factor)
         require_not_larger(variance[form], variance["full"], norms, form, "full")
     if float(precision.prior[0]) == TINY_PRIOR:
         assert full.condition > QR_CONDITION, "this prior is there to reach the careful forms"
-    diagonal = precision.data_diagonal()
-    variance["diagonal"] = diagonal_variance(precision, diagonal, test)
-    found.put("diagonal freedom", diagonal_freedom(precision, diagonal))
-    known = Predictive(
-        task, test.outputs, sigma2 if task == "regression" else None, y, test.outputs + 0.1, variance["full"].sqrt()
-    )
+    diagonal = DiagonalPosterior(precision.prior, precision.data_diagonal(), MEMORY)
+    variance["diagonal"] = diagonal.variance(test)
+    found.put("diagonal freedom", diagonal.freedom)
+    known = Comparison(likelihood, len(precision.root), y, test.outputs + 0.1, variance["full"].sqrt())
     for name, values in variance.items():
         found.put(f"{name} variance", values)
-        for metric, number in score(values.clamp(min=0).sqrt(), known).values.items():
-            found.put(f"{name} {metric}", number)
+        prediction = Prediction(name, None, test.outputs, values, full.freedom)
+        for metric in METRICS.values():
+            try:
+                found.put(f"{name} {metric.name}", load(metric.entry)(prediction, known))
+            except NotApplicable:
+                found.put(f"{name} {metric.name}", None)
 
 
 def kept(capture: Capture, rows: Inputs) -> HeldJacobian:
@@ -224,10 +231,10 @@ def refusals(device: torch.device) -> dict[str, bool]:
     capture = prepare_capture(model.to(device), Layout.of(model), train.to(device), MEMORY)
     held = kept(capture, train.to(device))
     p, x = capture.layout.size, held.outputs
-    root = load(LIKELIHOODS["regression"])
+    regression, binary = (load(TASKS[task].entry)() for task in ("regression", "binary"))
     v, S = prior_of("unequal", p), torch.arange(p)
-    good = Precision(held, root(x, 1.0), v.to(device), MEMORY)
-    wrong_root = Precision(held, load(LIKELIHOODS["binary"])(x.cpu(), 1.0), v.to(device), MEMORY)  # a weight a row
+    good = Precision(held, regression.root(x), v.to(device), MEMORY)
+    wrong_root = Precision(held, binary.root(x.cpu()), v.to(device), MEMORY)  # one weight per row
     mistakes: dict[str, Callable[[], object]] = {
         "sum": lambda: x + torch.ones(x.shape),
         "zeros on the CPU": lambda: x[:3, 0] * torch.zeros(3),

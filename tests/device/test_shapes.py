@@ -22,13 +22,14 @@ from sublaplace_cli.core.jacobian.blocks import Block
 from sublaplace_cli.core.jacobian.capture import Capture
 from sublaplace_cli.core.jacobian.layer_io import Layer, layer_blocks, recognise
 from sublaplace_cli.core.jacobian.rows import HeldJacobian, block_groups, row_tiles
-from sublaplace_cli.core.likelihoods import binary
+from sublaplace_cli.core.likelihoods.binary import Binary
 from sublaplace_cli.core.linalg import solve_lower, solve_lower_transposed
 from sublaplace_cli.core.network.layout import Layout
 from sublaplace_cli.core.omega.precision import Precision
 from sublaplace_cli.core.omega.row_sums import row_norms
 from sublaplace_cli.core.omega.weighting import weigh_columns
-from sublaplace_cli.core.posterior.posterior import SubnetPosterior, diagonal_variance
+from sublaplace_cli.core.posterior.diagonal import DiagonalPosterior
+from sublaplace_cli.core.posterior.subnet_primal import SubnetPrimal
 
 N, M, P, K = 2000, 1000, 1_730_129, 10_000
 MEMORY = 8 * 2**30
@@ -62,7 +63,7 @@ def problem() -> Iterator[Problem]:
         layers = recognise(model, layout, on_device(2, 3, 32, 32))
         train, test = (_held(model, layers, layout, rows) for rows in (N, M))
         prior = on_device(P, dtype=torch.float64)
-        yield Problem(model, layers, Unread(train, binary(train.outputs), prior, MEMORY), test)
+        yield Problem(model, layers, Unread(train, Binary().root(train.outputs), prior, MEMORY), test)
 
 
 class Unread(Precision):
@@ -110,7 +111,7 @@ def holds(tensor: Tensor, *shape: int, dtype: torch.dtype = torch.float64) -> bo
 
 
 def test_every_parameter_has_a_formula_and_the_blocks_cover_them_once(problem: Problem) -> None:
-    blocks = problem.precision.jacobian.pattern
+    blocks = problem.precision.jacobian.templates
     kinds = Counter(type(block).__name__ for block in blocks)
     assert kinds["ConvBlock"] > 0
     assert kinds["DenseBlock"] > 0
@@ -139,7 +140,7 @@ def test_squares(problem: Problem) -> None:
 def test_norms_and_the_diagonal_posterior(problem: Problem) -> None:
     precision, test = problem.precision, dense(first_rows(problem.test))
     assert holds(row_norms(test, precision.prior, MEMORY), FEW)
-    assert holds(diagonal_variance(precision, precision.prior, test), FEW, 1)
+    assert holds(DiagonalPosterior(precision.prior, precision.prior, MEMORY).variance(test), FEW, 1)
 
 
 def test_gram_over_several_tiles_and_cross_gram(problem: Problem) -> None:
@@ -152,10 +153,11 @@ def test_gram_over_several_tiles_and_cross_gram(problem: Problem) -> None:
     assert holds(precision.cross_gram(test), 300, M)
 
 
-def test_pulled_rows(problem: Problem) -> None:
+def test_pulled_and_pushed_rows(problem: Problem) -> None:
     u = on_device(64, 3, dtype=torch.float64)
     for block in problem.precision.jacobian.load(0, 64):
         assert holds(block.pull(u), block.width, 3)
+        assert holds(block.push(on_device(block.width, 3, dtype=torch.float64)), 64, 3)
 
 
 def columns(blocks: list[Block], rows: int) -> Tensor:
@@ -179,8 +181,8 @@ def test_columns_factor_and_variance_of_the_primal_form(problem: Problem) -> Non
     assert holds(L, K, K)
     assert holds(info, dtype=torch.int32)
     S, prior = on_device(K, dtype=torch.int64), on_device(K, dtype=torch.float64)
-    posterior = SubnetPosterior(S, prior, "primal", L, None, 0.0, lambda: 0.0)
-    assert holds(posterior.variance(columns(problem.test.load(0, M), M)), M)
+    posterior = SubnetPrimal(S, prior, L, 0.0, lambda: 0.0, MEMORY)
+    assert holds(posterior.column_variance(columns(problem.test.load(0, M), M)), M)
 
 
 def test_factor_and_solves_of_the_dual_form(problem: Problem) -> None:

@@ -2,7 +2,7 @@
 
 One letter has one meaning in all these files, as in the paper:
 
-    N, M    rows (training, test)         C   outputs of the network
+    N, M    training rows, test rows      C   outputs of the network
     p       trainable parameters          k   parameters in the sub-network S
     f       outputs (N, C)                J   Jacobian of f (N, C, p), rows flattened as N·C
     H       output Hessian (N, C, C)      W   a square root of it: H = W Wᵀ
@@ -10,8 +10,8 @@ One letter has one meaning in all these files, as in the paper:
     v       diagonal of V, the prior precision of each parameter (p,)
     sigma2  noise variance σ₀² (1 for classification)
     K       Gram matrix A V⁻¹ Aᵀ (N·C, N·C); R = (I + K)⁻¹
-    L       a lower Cholesky factor
-    T, T2   positions (tokens) per row
+    B, L    a symmetric matrix and its lower Cholesky factor
+    T, T2   positions (tokens) per row    m   some rows of either kind
 
 Einsum letters: n rows, c and d outputs, p parameters, k selected. Passes run in the network's dtype; every sum,
 product, factorisation and solve here is float64.

@@ -80,7 +80,10 @@ def column_squares(X: Tensor) -> Tensor:
 
 def inverse_square_sums(L: Tensor) -> Tensor:
     """Column sums of squares of L⁻¹, i.e. the diagonal of (L Lᵀ)⁻¹, skipping the zeros above the diagonal."""
-    sums, step = [], max(SYMMETRIC_STRIP, len(L) // 16)  # each solve copies its part of L, so there should not be too many
+    sums, step = (
+        [],
+        max(SYMMETRIC_STRIP, len(L) // 16),
+    )  # each solve copies its part of L, so there should not be too many
     for left in range(0, len(L), step):
         width = min(step, len(L) - left)
         unit = torch.eye(len(L) - left, width, dtype=L.dtype, device=L.device)
@@ -125,11 +128,11 @@ def check_condition(eigenvalue: float) -> float:
 
 def factor_of_rows(chunks: Iterable[Tensor], size: int, like: Tensor) -> Tensor:
     """Lower factor of AᵀA + I from the rows of A by QR, which keeps half of the digits that AᵀA would lose."""
-    R = torch.eye(size, dtype=torch.float64, device=like.device)
+    upper = torch.eye(size, dtype=torch.float64, device=like.device)
     for A in chunks:  # (m, k)
-        R = torch.linalg.qr(torch.cat([R, A]), mode="r").R
-    signs = torch.where(R.diagonal() < 0, -1.0, 1.0).to(R)
-    return (R * signs.unsqueeze(1)).T.contiguous()
+        upper = torch.linalg.qr(torch.cat([upper, A]), mode="r").R
+    signs = torch.where(upper.diagonal() < 0, -1.0, 1.0).to(upper)
+    return (upper * signs.unsqueeze(1)).T.contiguous()
 
 
 def dual_variance(

@@ -33,7 +33,7 @@ def gram(
     *,
     progress: ProgressFactory = no_progress,
 ) -> Tensor:
-    """J V⁻¹ J′ᵀ (M·C, M′·C), unweighted; of one Jacobian with itself only one triangle is computed.
+    """J V⁻¹ J′ᵀ (m·C, m′·C), unweighted; of one Jacobian with itself only one triangle is computed.
 
     `dtype` is that of the products; their sum is float64.
     """

@@ -34,7 +34,7 @@ def squared_gradients(jacobian: Jacobian, root: Tensor | None, memory: int) -> T
 
 @collective
 def pull(jacobian: Jacobian, u: Tensor, memory: int) -> Tensor:
-    """Jᵀu for coefficients u of the unweighted rows (M·C, r) → (p, r)."""
+    """Jᵀu for coefficients u of the unweighted rows (m·C, r) → (p, r)."""
     C = jacobian.outputs.shape[1]
     total = torch.zeros(jacobian.layout.size, u.shape[1], dtype=torch.float64, device=u.device)
     own, rows = local_part(jacobian)
@@ -47,14 +47,14 @@ def pull(jacobian: Jacobian, u: Tensor, memory: int) -> Tensor:
 
 @collective
 def row_norms(jacobian: Jacobian, prior: Tensor, memory: int) -> Tensor:
-    """Squared norms of the rows in the metric V⁻¹ (M·C,)."""
-    M, C = jacobian.outputs.shape
+    """Squared norms of the rows in the metric V⁻¹ (m·C,)."""
+    C = jacobian.outputs.shape[1]
     own, rows = local_part(jacobian)
     norms = torch.zeros(len(own.outputs), C, dtype=torch.float64, device=jacobian.outputs.device)
     for a, b, blocks in loaded(own, row_tiles(own, memory)):
         for block in blocks:
             norms[a:b] += block.norms(prior[block.span]).reshape(-1, C)
-    whole = norms.new_zeros(M, C)
+    whole = norms.new_zeros(jacobian.outputs.shape)
     whole[rows] = norms
     return workers_of(jacobian).sum_to_leader(whole).flatten()
 

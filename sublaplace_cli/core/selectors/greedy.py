@@ -85,10 +85,10 @@ def _is_small(size: int, k: int, precision: Precision) -> bool:
 
 def _whole_pool(precision: Precision, candidates: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Pivoted Cholesky of the candidates' sub-matrix: (indices, pivots)."""
-    T = mirrored(precision.submatrix(candidates))
-    T.diagonal().add_(1.0)
-    taken, pivots, remaining = _pivot_inside(T, torch.arange(len(candidates)), NO_BOUND, k, sure=True)
-    left = torch.ones(len(candidates), dtype=torch.bool, device=T.device)
+    B = mirrored(precision.submatrix(candidates))
+    B.diagonal().add_(1.0)
+    taken, pivots, remaining = _pivot_inside(B, torch.arange(len(candidates)), NO_BOUND, k, sure=True)
+    left = torch.ones(len(candidates), dtype=torch.bool, device=B.device)
     left[taken] = False
     require_sound(remaining[left])
     return candidates[taken], remaining.new_tensor(pivots)
@@ -129,16 +129,16 @@ class _Search:
         self.cache.hold(panel, self.bounds)
         A = self.cache.columns(panel)  # (N·C, b)
         complement = self.schur.complement(A)
-        T = complement.T  # (b, b)
+        B = complement.B  # (b, b)
         # With values that are all up to date one pivot is always taken; otherwise rounding could cause an endless loop.
-        fresh = bool((T.diagonal() >= self.bounds[panel] * (1 - 1e-11)).all())
+        fresh = bool((B.diagonal() >= self.bounds[panel] * (1 - 1e-11)).all())
         outside = (float(rounded(self.bounds[rest])[0]), int(rest[0])) if len(rest) else NO_BOUND
-        taken, pivots, remaining = _pivot_inside(T, panel, outside, self.k - len(self.chosen), sure=fresh)
+        taken, pivots, remaining = _pivot_inside(B, panel, outside, self.k - len(self.chosen), sure=fresh)
         self.careful = len(taken) < GREEDY_PANEL // 8
         if taken:
             some = torch.tensor(taken, device=panel.device)
             directions = self.schur.extend(
-                A.index_select(1, some), Complement(T[some][:, some], complement.half.index_select(1, some))
+                A.index_select(1, some), Complement(B[some][:, some], complement.half.index_select(1, some))
             )
             self.directions[len(self.chosen) : len(self.chosen) + len(taken)] = directions
         self.chosen += panel[taken].tolist()
@@ -215,9 +215,9 @@ def require_sound(values: Tensor) -> None:
 
 
 def _pivot_inside(
-    T: Tensor, panel: Tensor, outside: tuple[float, int], most: int, sure: bool
+    B: Tensor, panel: Tensor, outside: tuple[float, int], most: int, sure: bool
 ) -> tuple[list[int], list[float], Tensor]:
-    """Pivots of T in order, while the best beats (value, position) of the best bound outside.
+    """Pivots of B in order, while the best beats (value, position) of the best bound outside.
 
     With `sure` the first is always taken. On the CPU this uses numpy: a pivot is a few calls on a few hundred numbers,
     each of which costs several times as much in torch.
@@ -231,9 +231,9 @@ def _pivot_inside(
             require_sound(torch.tensor(pivot))
         return False
 
-    if T.device.type != "cpu":
-        return pivots_on_device(T, most, ends)
-    matrix = T.numpy()
+    if B.device.type != "cpu":
+        return pivots_on_device(B, most, ends)
+    matrix = B.numpy()
     d = matrix.diagonal().copy()  # −∞ once taken
     rows = np.empty((min(most, len(d)), len(d)))
     taken: list[int] = []

@@ -39,8 +39,8 @@ def variance(problem: SelectionProblem, k: int) -> Selection:
     taken = torch.tensor(search.chosen, dtype=torch.int64, device=candidates.device)
     # Where no candidate adds variance at the reference rows, the rest is chosen by score.
     left = search.alive.nonzero().squeeze(1)
-    S = search.candidates[left]
-    rest = left[largest((problem.score / problem.prior)[S], k - len(taken))] if len(taken) < k else left[:0]
+    scores = (problem.score / problem.prior)[search.candidates[left]]
+    rest = left[largest(scores, k - len(taken))] if len(taken) < k else left[:0]
     gains = torch.tensor(search.gains + [0.0] * len(rest), dtype=torch.float64, device=candidates.device)
     return Selection(search.candidates[torch.cat([taken, rest])], gains)
 
@@ -87,9 +87,9 @@ class _VarianceSearch:
 
     def _columns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Columns of the weighted training rows (N·C, b) and of the reference rows (m·C, b)."""
-        S, scale = self.candidates[positions], self.scale[positions].unsqueeze(1)
-        A = self.precision.columns(S).T
-        chunks = [chunk for _, chunk in column_chunks(self.reference, S, self.precision.memory)]
+        indices, scale = self.candidates[positions], self.scale[positions].unsqueeze(1)
+        A = self.precision.columns(indices).T
+        chunks = [chunk for _, chunk in column_chunks(self.reference, indices, self.precision.memory)]
         return A, torch.cat(chunks, dim=1).mul_(scale).T
 
     def _residuals(self, A: Tensor, G: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -18,7 +18,7 @@ from ...linalg import column_squares, safe_cholesky, self_product, solve_lower, 
 class Complement(NamedTuple):
     """The Schur complement of some columns, and the half product that it was computed from."""
 
-    T: Tensor  # (b, b)
+    B: Tensor  # (b, b)
     half: Tensor
 
 
@@ -54,9 +54,9 @@ class PrimalSchur:
 
     def complement(self, A: Tensor) -> Complement:
         X = self._half(A)
-        T = A.T @ A - X.T @ X
-        T.diagonal().add_(1.0)
-        return Complement(T, X)
+        B = A.T @ A - X.T @ X
+        B.diagonal().add_(1.0)
+        return Complement(B, X)
 
     def diagonal(self, A: Tensor) -> Tensor:
         return 1.0 + column_squares(A) - column_squares(self._half(A))
@@ -66,7 +66,7 @@ class PrimalSchur:
         return 2 * rows * chosen + 3 * chosen**2 // 2
 
     def extend(self, A: Tensor, of: Complement) -> Tensor:
-        X, corner = of.half, safe_cholesky(of.T)
+        X, corner = of.half, safe_cholesky(of.B)
         lost = A - self.A_S @ solve_lower_transposed(self.L, X)  # R A
         self.L = torch.cat([torch.nn.functional.pad(self.L, (0, len(corner))), torch.cat([X.T, corner], 1)])
         self.A_S = torch.cat([self.A_S, A], 1)
@@ -82,9 +82,9 @@ class DualSchur:
 
     def complement(self, A: Tensor) -> Complement:
         X = solve_lower(self.L, A)
-        T = self_product(X.T)
-        T.diagonal().add_(1.0)
-        return Complement(T, X)
+        B = self_product(X.T)
+        B.diagonal().add_(1.0)
+        return Complement(B, X)
 
     def diagonal(self, A: Tensor) -> Tensor:
         return 1.0 + column_squares(solve_lower(self.L, A))
@@ -93,7 +93,7 @@ class DualSchur:
         return 3 * len(self.L) ** 2 // 2
 
     def extend(self, A: Tensor, of: Complement) -> Tensor:
-        directions = solve_lower(safe_cholesky(of.T), solve_lower_transposed(self.L, of.half).T)
+        directions = solve_lower(safe_cholesky(of.B), solve_lower_transposed(self.L, of.half).T)
         add_upper(self.inverse, A)  # the triangle that the factorisation reads
         self.L = safe_cholesky(self.inverse.clone())  # from scratch: no drift, and no more expensive than the panel
         return directions

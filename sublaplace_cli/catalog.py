@@ -54,9 +54,7 @@ METHODS = {
     "full": _reference("full", "full linearized Laplace, through the Gram kernel", needs_full=True),
     "map": _reference("map", "no posterior: the network alone", needs_gradients=False),
     "kfac": _reference("kfac", "Kronecker-factored Laplace (extra [kfac])"),
-    "ensemble": _reference(
-        "ensemble", "the variance over the networks in ensemble.checkpoints", needs_gradients=False
-    ),
+    "ensemble": _reference("ensemble", "the variance over the networks in ensemble.checkpoints", needs_gradients=False),
     "norm": _reference("norm", "no sub-network: variance b·‖g‖², b fitted as by --rescale scale", needs_full=True),
     "constant": _reference("constant", "no sub-network: one variance for all rows, fitted likewise", needs_full=True),
     "diagonal": _reference("diagonal", "diagonal Laplace"),

@@ -6,7 +6,7 @@ import signal
 from types import FrameType
 from typing import NoReturn
 
-_received: list[int] = []
+received: list[int] = []
 
 
 class Interrupted(BaseException):
@@ -31,10 +31,10 @@ def ignore() -> None:
 
 def check() -> None:
     """Raise `Interrupted` again if a signal has arrived: a library may have swallowed the first exception."""
-    if _received:
-        raise Interrupted(_received[0])
+    if received:
+        raise Interrupted(received[0])
 
 
 def _receive(number: int, _frame: FrameType | None) -> NoReturn:
-    _received.append(number)
+    received.append(number)
     raise Interrupted(number)

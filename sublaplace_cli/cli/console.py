@@ -58,7 +58,8 @@ class _PlainProgress:
         self.reported = time.monotonic()
 
     def advance(self, amount: int) -> None:
-        signals.check()
+        if signals.received:
+            signals.check()
         self.done += amount
         if time.monotonic() - self.reported > PLAIN_INTERVAL:
             self.reported = time.monotonic()
@@ -83,7 +84,8 @@ class _BarProgress:
         self.task = self.bar.add_task(label, total=total)
 
     def advance(self, amount: int) -> None:
-        signals.check()
+        if signals.received:
+            signals.check()
         self.bar.advance(self.task, amount)
 
     def __enter__(self) -> _BarProgress:

@@ -18,7 +18,7 @@ from ..results.result import Result, Setup
 from ..run.job import Choice
 from ..run.posteriors import fit, paths, variant
 from ..run.predictions import predict
-from ..run.problem import Problem, open_problem
+from ..run.problem import Problem, Rows, open_problem
 from ..run.references import ReferenceInputs
 from ..run.references.full import full_prediction
 from ..run.run import Run
@@ -41,14 +41,15 @@ class Evaluation:
 def evaluate(run: Run) -> Evaluation:
     """Rows → Ω → select → fit → predict → score."""
     oracle = oracle_outputs(run)  # first: a wrong oracle must not cost a run
-    problem = open_problem(run)
-    f = problem.rows.outputs("test")
+    rows = Rows(run)
+    f_train, f = rows.outputs("train"), rows.outputs("test")
+    problem = open_problem(run, rows, f_train)
     known = _comparison(problem, oracle)
     full = full_prediction(problem, known) if _needs_full(run) else None
     known = _with_full(problem, known, full)
     subnets = [choice for choice in run.choices if choice.call.selects]
     predictions: dict[Choice, Prediction] = {}
-    chosen = Selector(problem).select(subnets)
+    chosen = Selector(problem, problem.scores).select(subnets) if subnets else {}
     for path in paths(list(chosen.values())):
         made = predict(problem, path, lambda path=path: fit(problem, path), known)  # type: ignore[misc]
         by_digest = {own.digest: prediction for own, prediction in zip(path, made, strict=True)}

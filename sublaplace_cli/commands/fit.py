@@ -7,7 +7,7 @@ from typing import Any
 from ..catalog import FULL
 from ..errors import UserError
 from ..run.posteriors import fit as fit_path
-from ..run.problem import Problem, open_problem
+from ..run.problem import Problem, Rows, open_problem
 from ..run.run import Run
 from ..run.selections import Selector
 from ..run.user_files.indices_file import read_indices
@@ -15,13 +15,14 @@ from ..run.user_files.indices_file import read_indices
 
 def fit(run: Run) -> dict[str, Any]:
     """Rows → Ω → select → fit."""
-    problem = open_problem(run)
+    rows = Rows(run)
+    problem = open_problem(run, rows, rows.outputs("train"))
     if run.choices and run.choices[0].call.is_full:
         return _fit_full(problem)
     if run.job.posterior.indices is not None:
         chosen = read_indices(run, run.job.posterior.indices)
     else:
-        (chosen,) = Selector(problem).select(run.choices).values()
+        (chosen,) = Selector(problem, problem.scores).select(run.choices).values()
     (fitted,) = fit_path(problem, [chosen])
     posterior, rescale = fitted.posterior, fitted.rescale
     values = _values(problem, chosen.method, chosen.k, posterior.freedom, posterior.condition)

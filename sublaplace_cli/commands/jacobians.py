@@ -10,10 +10,9 @@ from ..run.run import Run
 
 def jacobians(run: Run) -> dict[str, Any]:
     """Rows → scores; one split alone has no scores."""
-    asked, problem = run.job.rows, None
+    asked, rows, problem = run.job.rows, Rows(run), None
     if asked.scores_only or asked.split == "all":
-        problem = open_problem(run)
-    rows = Rows(run) if problem is None else problem.rows
+        problem = open_problem(run, rows, rows.outputs("train"))
     if not asked.scores_only:
         names = ("train", "test", "reference") if asked.split == "all" else (asked.split,)
         for name in names:

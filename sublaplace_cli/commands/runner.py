@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from ..catalog import FULL
 from ..core.workers import SINGLE_WORKER, WorkerGroup
@@ -38,7 +38,6 @@ from .select import select
 from .sweep import SweepRun, is_sweep, runs_of, with_time_left
 
 LEAST_MEMORY = 2**14  # bytes: trying with less is useless
-Done = TypeVar("Done")
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,16 @@ def run_job(job: Job, spec: LoadedSpec, reporter: Reporter, workers: WorkerGroup
     for member in with_time_left(runs, reporter) if is_sweep(job) else runs:
         with open_run(member.job, spec, reporter, workers, scales) as run:
             check_run(run)
-            done = plan(run) if job.mode.dry_run else _within_memory(run, command)
+            if artifact is None and not job.mode.dry_run:
+                run.store.open_folder()
+            done: Listing | Evaluation | dict[str, Any] | None = plan(run) if job.mode.dry_run else None
+            while done is None:
+                try:
+                    done = command(run)
+                except OUT_OF_MEMORY:
+                    _require_retry(run)
+                if done is None:  # outside the handler: the exception keeps tensors alive
+                    run = run.with_half_the_memory()
             outcomes.append(_outcome(run, done, member, is_first=not outcomes))
     outcome = _combined(job, runs, outcomes) if is_sweep(job) else outcomes[0]
     if isinstance(outcome.answer, Listing):
@@ -86,18 +94,13 @@ def _command(job: Job, artifact: Artifact | None) -> Callable[[Run], Evaluation 
     return commands[job.command]
 
 
-def _within_memory(run: Run, work: Callable[[Run], Done]) -> Done:
-    """Again with half the memory after running out of it: finished parts are in the store by then.
+def _require_retry(run: Run) -> None:
+    """After running out of memory, half of it may do: finished parts are in the store by then.
 
     Not with several workers: the others are inside the collective call that failed here.
     """
-    while True:
-        try:
-            return work(run)
-        except OUT_OF_MEMORY:
-            if run.workers.size > 1 or run.memory < 2 * LEAST_MEMORY:
-                raise
-        run = run.with_half_the_memory()
+    if run.workers.size > 1 or run.memory < 2 * LEAST_MEMORY:
+        raise
 
 
 def _outcome(run: Run, done: Listing | Evaluation | dict[str, Any], member: SweepRun, is_first: bool) -> Outcome:

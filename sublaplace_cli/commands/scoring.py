@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 
 from torch import Tensor
 
-from ..catalog import load
 from ..core.metrics import NotApplicable
 from ..core.prediction import Comparison, Prediction
 from ..results.metric_table import METRICS, Metric
@@ -34,7 +34,7 @@ def score_row(prediction: Prediction, known: Comparison) -> Row:
 
 @cache
 def _functions() -> dict[str, Callable[..., Tensor | float]]:
-    return {metric.name: load(metric.entry) for metric in METRICS.values()}
+    return {metric.name: getattr(import_module(metric.module), metric.name) for metric in METRICS.values()}
 
 
 def _values(

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..run.job import MethodCall
-from ..run.problem import open_problem
+from ..run.problem import Rows, open_problem
 from ..run.run import Run
 from ..run.selections import Chosen, Selector
 
@@ -14,8 +14,9 @@ from ..run.selections import Chosen, Selector
 def select(run: Run) -> dict[str, Any]:
     """Rows → Ω → select."""
     (choice,) = run.choices
-    problem = open_problem(run)
-    chosen = Selector(problem).select([choice])[choice]
+    rows = Rows(run)
+    problem = open_problem(run, rows, rows.outputs("train"))
+    chosen = Selector(problem, problem.scores).select([choice])[choice]
     values = {
         "n_params": run.layout.size,
         "method": chosen.method,

@@ -12,14 +12,14 @@ import json
 from typing import Any
 
 from ..catalog import FULL
-from ..results.metric_table import METRICS
+from ..results.metric_table import COLUMN_KEYS, METRICS
 from ..results.result import Answer, Listing, Result, SweepResult
 from ..sizes import format_bytes
 
 _COLUMNS = {metric: metric.column for metric in METRICS.values() if metric.column is not None}
 _ERROR_COLUMNS = [f"{metric.name}_se" for metric, column in _COLUMNS.items() if column.with_error]
 # The most interesting columns; json and csv have all.
-SHOWN = ("checkpoint", "seed", "method", "k", *(key for metric in _COLUMNS for key in metric.keys))
+SHOWN = ("checkpoint", "seed", "method", "k", *(key for metric in _COLUMNS for key in COLUMN_KEYS[metric.name]))
 # Shown only if some row has another value.
 HIDDEN_AT = {"seed": 0, **{metric.name: column.hidden_at for metric, column in _COLUMNS.items()}}
 # Dropped in this order if the terminal is too narrow: a truncated number is worse than none.

@@ -35,16 +35,6 @@ class Metric:
     axis: str | None = None  # its axis label in the curves over k
     module: str = "sublaplace_cli.core.metrics"  # has the function that computes it, which has its name
 
-    @property
-    def entry(self) -> str:
-        """The lazy entry of its function."""
-        return f"{self.module}:{self.name}"
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Its name, followed by NAME_se if the standard error has its own column."""
-        return (self.name, f"{self.name}_se") if self.column and self.column.with_error else (self.name,)
-
 
 # In the order of the table for people; a JSON row has those that need a bracket last.
 _TABLE = (
@@ -112,9 +102,18 @@ _TABLE = (
     Metric("brier", "lower", "mean squared error of the class probabilities", column=MetricColumn(4), per_row=True),
 )
 METRICS = {metric.name: metric for metric in _TABLE}
+# By metric: its name, followed by NAME_se if the standard error has its own column.
+COLUMN_KEYS = {
+    metric.name: (metric.name, f"{metric.name}_se") if metric.column and metric.column.with_error else (metric.name,)
+    for metric in _TABLE
+}
 # Keys of a JSON row between `k` and the remaining standard errors.
 ROW_KEYS = tuple(
-    key for last in (False, True) for metric in _TABLE if (metric.needs == "bracket") is last for key in metric.keys
+    key
+    for last in (False, True)
+    for metric in _TABLE
+    if (metric.needs == "bracket") is last
+    for key in COLUMN_KEYS[metric.name]
 )
 _LISTED_FIRST = (
     *("w2", "w2_relative", "w2_total", "w2_low", "w2_high", "discrepancy", "nll", "rmse", "crps", "ece", "brier"),

@@ -59,24 +59,27 @@ def fit(problem: Problem, path: Sequence[Chosen]) -> list[Fitted]:
     run = problem.run
     names = [variant(file_stem("posterior", chosen.method, chosen.k), run.rescale) for chosen in path]
     keys = [
-        Key("posterior", name, {"indices": chosen.digest}, {"method": chosen.method})
+        Key("posterior", name, {"indices": chosen.digest}, {"method": chosen.method}, "fit")
         for name, chosen in zip(names, path, strict=True)
     ]
 
-    def make(missing: list[int]) -> list[Fitted]:
-        # All of the path, even if one is missing: then its bits do not depend on what an earlier run left.
-        with run.store.timed("fit"):
-            made = fit_path(problem.omega, path[-1].indices, [chosen.k for chosen in path])
-        return [Fitted(made[i], _rescale(problem, made[i])) for i in missing]
-
     def write(fitted: Fitted) -> Content | None:
-        name = names[[chosen.k for chosen in path].index(len(fitted.posterior.indices))]
+        name = names[ks.index(len(fitted.posterior.indices))]
         return _content(problem, name, fitted)
 
     def read(artifact: Artifact) -> Fitted:
         return read_fitted(artifact, run.layout.size, run.passes.n_outputs, run.device, run.memory)
 
-    return [stored.value for stored in run.store.get_all(keys, make, read, write)]
+    # All of the path is fitted, even if one is missing: then no bit depends on what an earlier run left.
+    omega, indices, ks = problem.omega, path[-1].indices, [chosen.k for chosen in path]
+    stored = run.store.get_all(
+        keys, lambda missing: _rescaled(problem, fit_path(omega, indices, ks), missing), read, write
+    )
+    return [fitted.value for fitted in stored]
+
+
+def _rescaled(problem: Problem, posteriors: Sequence[SubnetPosterior], missing: list[int]) -> list[Fitted]:
+    return [Fitted(posteriors[i], _rescale(problem, posteriors[i])) for i in missing]
 
 
 def _rescale(problem: Problem, posterior: SubnetPosterior) -> Rescale:

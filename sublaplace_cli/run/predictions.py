@@ -36,18 +36,19 @@ def predict(
         return content_of(prediction, known)
 
     if run.job.posterior.samples is not None:  # draws are not stored: nothing to reuse
-        made = _made(problem, path, fit(), list(range(len(path))))
+        with run.store.timed("predict"):
+            made = _made(problem, path, fit(), list(range(len(path))))
         return [run.store.put(key, prediction, write).value for key, prediction in zip(keys, made, strict=True)]
     stored = run.store.get_all(keys, lambda missing: _made(problem, path, fit(), missing), read, write)
     return [prediction.value for prediction in stored]
 
 
-def prediction_key(run: Run, method: str, k: int, chosen: Chosen | None = None) -> Key:
+def prediction_key(run: Run, method: str, k: int, chosen: Chosen | None = None, step: str = "predict") -> Key:
     """The artifact of a method's predictions; `chosen` is the sub-network that they rest on."""
     name = file_stem("predictions", method, k)
     inputs = {} if chosen is None else {"indices": chosen.digest}
     name = name if chosen is None else variant(name, run.rescale)
-    return Key("predictions", name, inputs, {"method": method, "k": k})
+    return Key("predictions", name, inputs, {"method": method, "k": k}, step)
 
 
 def read_prediction(run: Run, artifact: Artifact, mean: Tensor, indices: Tensor | None = None) -> Prediction | None:
@@ -74,8 +75,7 @@ def content_of(prediction: Prediction, known: Comparison) -> Content:
 def _made(problem: Problem, path: Sequence[Chosen], fitted: Sequence[Fitted], missing: list[int]) -> list[Prediction]:
     """The missing ones of a path; all are computed together, so that no bit depends on what an earlier run left."""
     run, test = problem.run, problem.rows.test.jacobian
-    with run.store.timed("predict"):
-        variances = path_variances([each.posterior for each in fitted], test, run.memory)
+    variances = path_variances([each.posterior for each in fitted], test, run.memory)
     predictions = []
     for i in missing:
         outside = _outside(problem, fitted[i]) if fitted[i].rescale.b else torch.zeros_like(variances[i]).flatten()
@@ -104,9 +104,8 @@ def _samples(problem: Problem, fitted: Fitted, outside: Tensor) -> Tensor:
     """Draws of the outputs at the test rows (count, M, C)."""
     run, test = problem.run, problem.rows.test.jacobian
     count, seed = run.job.posterior.samples or 0, run.job.selection.seed
-    with run.store.timed("predict"):
-        theta = fitted.posterior.draw(count, seed)
-        chunks = column_chunks(test, fitted.posterior.indices, run.memory)
-        draws = torch.cat([draw_outputs(J_S, theta) for _, J_S in chunks])  # (M·C, count)
-        own = rescaled_draws(draws, fitted.rescale, outside, torch.Generator().manual_seed(seed + 1))
-        return test.outputs + own.T.reshape(count, *test.outputs.shape)
+    theta = fitted.posterior.draw(count, seed)
+    chunks = column_chunks(test, fitted.posterior.indices, run.memory)
+    draws = torch.cat([draw_outputs(J_S, theta) for _, J_S in chunks])  # (M·C, count)
+    own = rescaled_draws(draws, fitted.rescale, outside, torch.Generator().manual_seed(seed + 1))
+    return test.outputs + own.T.reshape(count, *test.outputs.shape)

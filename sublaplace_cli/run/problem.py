@@ -99,11 +99,6 @@ class Problem:
         run, prior = self.run, self.hyperparameters.prior
         facts = {"score": run.job.selection.score, "reference": run.splits.origins[run.job.selection.reference]}
 
-        def make() -> Scores:
-            with run.store.timed("scores"):
-                found = compute_scores(run, self.rows, self.hyperparameters)
-                return Scores(found.score, found.data_diagonal + prior - prior)  # as they are read back
-
         def read(artifact: Artifact) -> Scores:
             shape = (run.layout.size,)
             score, diagonal = (artifact.tensor(name, shape).to(run.device) for name in ("score", "diagonal"))
@@ -112,16 +107,14 @@ class Problem:
         def write(scores: Scores) -> Content:
             return {"score": scores.score, "diagonal": scores.data_diagonal + prior}, {}
 
-        return run.store.get(Key("scores", "scores", {}, facts), make, read, write)
+        key = Key("scores", "scores", {}, facts, "scores")
+        settled = self.hyperparameters
+        return run.store.get(key, lambda: _as_stored(compute_scores(run, self.rows, settled), prior), read, write)
 
     @cached_property
     def full(self) -> FullPosterior:
         """The full posterior."""
         store, name, omega = self.run.store, file_stem("posterior", FULL, self.run.layout.size), self.omega
-
-        def make() -> FullPosterior:
-            with store.timed("full"):
-                return fit_full(omega)
 
         def read(artifact: Artifact) -> FullPosterior:
             factor = artifact.tensor("factor", (omega.n_rows, omega.n_rows)).to(self.run.device)
@@ -133,7 +126,9 @@ class Problem:
             numbers = {"freedom": full.freedom, "condition": full.condition, **posterior_facts(self.hyperparameters)}
             return ({"factor": full.factor}, numbers) if store.fits(name, {"factor": full.factor}) else None
 
-        return store.get(Key("posterior", name, {}, {"method": FULL}), make, read, write).value
+        return store.get(
+            Key("posterior", name, {}, {"method": FULL}, "full"), lambda: fit_full(omega), read, write
+        ).value
 
     @cached_property
     def full_left_out(self) -> Tensor:
@@ -171,13 +166,13 @@ class Problem:
         return (self.hyperparameters.noise_variance or 1.0) / len(self.run.split("train")) * freedom
 
 
-def open_problem(run: Run) -> Problem:
-    """The problem of a run whose hyperparameters are settled."""
+def open_problem(run: Run, rows: Rows, train_outputs: Tensor) -> Problem:
+    """The problem of a run, with its hyperparameters settled."""
     from .tuning import tune  # it selects a sub-network, which starts from a problem
 
-    rows, open_parts = Rows(run), OpenHyperparameters.of(run)
+    open_parts = OpenHyperparameters.of(run)
     if open_parts.is_settled:
-        return Problem(run, rows, settled_by_spec(run, rows.outputs("train")))
+        return Problem(run, rows, settled_by_spec(run, train_outputs))
     return Problem(run, rows, tune(run, rows, open_parts))
 
 
@@ -197,6 +192,11 @@ def compute_scores(run: Run, rows: Rows, settled: Hyperparameters) -> Scores:
     is_train = run.splits.origins[run.job.selection.reference] == "train"
     score = data_diagonal if is_train else _squares(run, rows.reference, settled, weighted=True)
     return Scores(score, data_diagonal)
+
+
+def _as_stored(scores: Scores, prior: Tensor) -> Scores:
+    """The scores with the rounding of diag(Ω), so that a later run that reads them computes the same."""
+    return Scores(scores.score, scores.data_diagonal + prior - prior)
 
 
 def _squares(run: Run, rows: SplitRows, settled: Hyperparameters, *, weighted: bool) -> Tensor:

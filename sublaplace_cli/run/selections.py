@@ -18,7 +18,7 @@ from ..files.artifacts.artifact import Artifact
 from ..files.artifacts.run_folder import file_stem
 from ..files.networks.imports import load_function
 from .job import Choice, MethodCall
-from .problem import Problem, compute_scores
+from .problem import Problem, Scores, compute_scores
 from .store import Content, Key, Stored
 
 FIRST_PATH = 256  # parameters of the first path that k = auto tries; doubled until it is long enough
@@ -51,6 +51,7 @@ class Selector:
     """Selects parameters for one problem."""
 
     problem: Problem
+    scores: Stored[Scores]
 
     def select(self, choices: Sequence[Choice]) -> dict[Choice, Chosen]:
         """The selections of all these choices; a method with nested subsets runs once, for its largest k."""
@@ -66,7 +67,9 @@ class Selector:
 
     def _select_group(self, call: MethodCall, group: list[Choice]) -> dict[Choice, Chosen]:
         if not call.method.takes_k or call.own_code:  # fast, or code that may have changed: never reused
-            return {choice: self._stored(call, self._timed(call, choice.k)) for choice in group}
+            with self.problem.run.store.timed("select"):
+                made = {choice: self._run(call, choice.k) for choice in group}
+            return {choice: self._stored(call, selection) for choice, selection in made.items()}
         ks = [choice.k for choice in group if choice.k is not None]
         keys = [self._key(call, k) for k in ks]
         if not call.is_nested(self._pool):
@@ -77,13 +80,13 @@ class Selector:
 
     def _get_all(self, call: MethodCall, keys: list[Key], ks: list[int]) -> list[Stored[Selection]]:
         def make(missing: list[int]) -> list[Selection]:
-            longest = self._timed(call, max(ks[i] for i in missing))
+            longest = self._run(call, max(ks[i] for i in missing))
             return [Selection(longest.indices[: ks[i]], longest.values[: ks[i]]) for i in missing]
 
         return self.problem.run.store.get_all(keys, make, self._reader(call), _content_of(self._pool))
 
     def _key(self, call: MethodCall, k: int) -> Key:
-        return Key("indices", file_stem("indices", call.name, k), self._inputs, {"method": call.name})
+        return Key("indices", file_stem("indices", call.name, k), self._inputs, {"method": call.name}, "select")
 
     def _reader(self, call: MethodCall):  # type: ignore[no-untyped-def]
         def read(artifact: Artifact) -> Selection:
@@ -131,7 +134,7 @@ class Selector:
             tensors, facts = _content_of(self._pool)(path.selection)
             return {**tensors, "retained": path.retained}, facts
 
-        key = Key("path", f"path-{call.name}", self._inputs, {"method": call.name})
+        key = Key("path", f"path-{call.name}", self._inputs, {"method": call.name}, "select")
         return run.store.get(key, lambda: self._growing_path(call, fraction), read, write).value
 
     def _growing_path(self, call: MethodCall, fraction: float) -> Path:
@@ -142,7 +145,7 @@ class Selector:
         limit = min(p, int(self._pool)) if call.method.pooled and self._pool.isdigit() else p
         k = min(FIRST_PATH, limit)
         while True:
-            selection = self._timed(call, k)
+            selection = self._run(call, k)
             retained = path_gains(problem.omega, selection.indices).cumsum(0) / freedom
             if float(retained[-1]) >= fraction or k == p:
                 return Path(selection, retained)
@@ -155,9 +158,8 @@ class Selector:
             problem.run.reporter.note(f"{call.name}: k = {k} retains {float(retained[-1]):.4f}, trying a larger k")
             k = min(2 * k, limit)
 
-    def _timed(self, call: MethodCall, k: int | None) -> Selection:
-        with self.problem.run.store.timed("select"):
-            return run_method(self.problem, self._selection_problem, call, k)
+    def _run(self, call: MethodCall, k: int | None) -> Selection:
+        return run_method(self.problem, self._selection_problem, call, k)
 
     @property
     def _pool(self) -> str:
@@ -165,13 +167,13 @@ class Selector:
 
     @cached_property
     def _inputs(self) -> dict[str, str]:
-        digest = self.problem.scores.digest
+        digest = self.scores.digest
         assert digest is not None, "scores are always stored"
         return {"scores": digest}
 
     @cached_property
     def _selection_problem(self) -> SelectionProblem:
-        scores = self.problem.scores.value
+        scores = self.scores.value
         return selection_problem(self.problem, scores.score, scores.data_diagonal)
 
 

@@ -40,6 +40,7 @@ class Key:
     name: str
     inputs: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    step: str | None = None  # that the time of making it counts for
 
 
 class Store:
@@ -53,6 +54,7 @@ class Store:
         self.seconds: dict[str, float] = {}
         self.artifacts: dict[str, str] = {}  # paths of what this command made or reused
         self._folder: RunFolder | None = None
+        self._inner_seconds = 0.0  # of timed blocks inside the present one
 
     def get(
         self,
@@ -65,7 +67,12 @@ class Store:
 
         `read` returns None for an artifact that cannot be used here, `write` None for a value that is not to be stored.
         """
-        return self._find(key, read) or self.put(key, make(), write)
+        found = self._find(key, read)
+        if found is not None:
+            return found
+        with self.timed(key.step):
+            value = make()
+        return self.put(key, value, write)
 
     def get_all(
         self,
@@ -77,8 +84,11 @@ class Store:
         """The same for several values; `make` gets the positions of those that are missing, and makes them together."""
         found = [self._find(key, read) for key in keys]
         missing = [i for i, stored in enumerate(found) if stored is None]
-        for i, value in zip(missing, make(missing) if missing else (), strict=True):
-            found[i] = self.put(keys[i], value, write)
+        if missing:
+            with self.timed(keys[0].step):
+                made = make(missing)
+            for i, value in zip(missing, made, strict=True):
+                found[i] = self.put(keys[i], value, write)
         return [stored for stored in found if stored is not None]
 
     def _find(self, key: Key, read: Callable[[Artifact], Value | None]) -> Stored[Value] | None:
@@ -131,11 +141,13 @@ class Store:
         folder = next(parent for parent in [self.path, *self.path.parents] if parent.is_dir())
         return min(self.max_bytes, int(shutil.disk_usage(folder).free * 0.9))
 
+    def open_folder(self) -> None:
+        """Create and lock the run folder; a dry run does without."""
+        self._folder = RunFolder.open(self.path, self.identity, force=self.force, on_wait=self.reporter.note)
+
     @property
     def folder(self) -> RunFolder:
-        """The run folder, locked; opened at the first use, so that a dry run touches nothing."""
-        if self._folder is None:
-            self._folder = RunFolder.open(self.path, self.identity, force=self.force, on_wait=self.reporter.note)
+        assert self._folder is not None, "it was opened before the work"
         return self._folder
 
     def existing(self, names: Sequence[str]) -> dict[str, str]:
@@ -144,14 +156,17 @@ class Store:
         return {name: str(path) for name, path in paths.items() if path.exists()}
 
     @contextmanager
-    def timed(self, step: str) -> Iterator[None]:
-        """Add the wall time of the block to `seconds[step]`."""
-        start = time.perf_counter()
+    def timed(self, step: str | None) -> Iterator[None]:
+        """Add the wall time of the block to `seconds[step]`, without that of timed blocks inside it."""
+        start, before, self._inner_seconds = time.perf_counter(), self._inner_seconds, 0.0
         try:
             yield
         finally:
             devices.synchronise(self.device)
-            self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - start
+            spent = time.perf_counter() - start
+            own, self._inner_seconds = spent - self._inner_seconds, before + spent
+            if step is not None:
+                self.seconds[step] = self.seconds.get(step, 0.0) + own
 
     def close(self) -> None:
         if self._folder is not None:

@@ -39,14 +39,13 @@ def tune(run: Run, rows: Rows, open_parts: OpenHyperparameters) -> Hyperparamete
     S = _subnet(run, rows, start)
 
     def make() -> Optimum:
-        with run.store.timed("tune"):
-            if open_parts.by_nll:
-                return _by_nll(run, rows, start, S)
-            sigma2 = start.noise_variance or 1.0
-            evidence = _evidence(run, rows, start, open_parts.globs, S)
-            return maximise(evidence, open_parts.numbers, sigma2, open_parts.open, open_parts.noise_is_open)
+        if open_parts.by_nll:
+            return _by_nll(run, rows, start, S)
+        sigma2 = start.noise_variance or 1.0
+        evidence = _evidence(run, rows, start, open_parts.globs, S)
+        return maximise(evidence, open_parts.numbers, sigma2, open_parts.open, open_parts.noise_is_open)
 
-    best = run.store.get(Key(NAME, NAME), make, _read, _content).value
+    best = run.store.get(Key(NAME, NAME, step="tune"), make, _read, _content).value
     settled = _settled(run, start, open_parts, best)
     tuned = _report(run, open_parts, start, best, "the sub-network" if S is not None else "the full posterior")
     return replace(settled, tuned={**tuned, "prior_precision": settled.prior_precision})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,11 @@ class Captured:
 
     f: Tensor
     blocks: list[Block]
+
+    @cached_property
+    def tensors(self) -> list[dict[str, Tensor]]:
+        """The tensors of each block."""
+        return [block.tensors for block in self.blocks]
 
 
 def joined_passes(passes: Sequence[Captured]) -> Captured:
@@ -84,20 +90,21 @@ class Capture:
             blocks += [DenseBlock(part.offset, J[part.name].reshape(*f.shape, part.size)) for part in self.rest]
         assert f is not None, "there is at least one parameter"
         blocks.sort(key=lambda block: block.start)
+        captured = Captured(f.double(), blocks)
         if check:
-            self.require_finite(f, blocks, inputs)
-        return Captured(f.double(), blocks)
+            self.require_finite(captured, inputs)
+        return captured
 
     def _by_general_path(self, inputs: Inputs) -> tuple[Tensor, Gradients]:
         differentiate = batched_jacobian if self.batched else rowwise_jacobian
         return differentiate(self.model, [part.name for part in self.rest], self.n_outputs, inputs)
 
-    def require_finite(self, f: Tensor, blocks: Sequence[Block], inputs: Inputs) -> None:
+    def require_finite(self, captured: Captured, inputs: Inputs) -> None:
         """Refuse outputs or gradients that are not finite, naming the row and the layer or parameter."""
-        if not bool(torch.isfinite(f).all()):
-            raise NumericsError(non_finite_outputs(self.model, f, inputs))
-        for block in blocks:
-            for values in block.tensors().values():
+        if not bool(torch.isfinite(captured.f).all()):
+            raise NumericsError(non_finite_outputs(self.model, captured.f, inputs))
+        for block, tensors in zip(captured.blocks, captured.tensors, strict=True):
+            for values in tensors.values():
                 # A sum is finite only if all its terms are, and checking it is faster.
                 if not bool(torch.isfinite(values.sum())) and not bool(torch.isfinite(values).all()):
                     row = int((~torch.isfinite(values.flatten(1)).all(1)).nonzero()[0])
@@ -118,7 +125,7 @@ def prepare_capture(model: nn.Module, layout: Layout, sample: Inputs, memory: in
     while True:
         with PeakMemory() as memory_used:
             captured = capture(few, check=False)
-        capture.require_finite(captured.f, captured.blocks, few)
+        capture.require_finite(captured, few)
         wrong = _wrong_layers(capture, _combined(captured.blocks, u, layout), truth)
         if not wrong:
             break
@@ -185,7 +192,7 @@ def _combined(blocks: Sequence[Block], u: Tensor, layout: Layout) -> Gradients:
     """Jᵀu by parameter name, from blocks that hold one or two parameters each."""
     found, parts = {}, [(part.name, part.span) for part in layout.parameters]
     for block in blocks:
-        pulled = block.pull(u.reshape(-1, 1).to(next(iter(block.tensors().values())).device)).squeeze(1)
+        pulled = block.pull(u.reshape(-1, 1).to(next(iter(block.tensors.values())).device)).squeeze(1)
         stop = block.start + len(pulled)
         for name, span in parts:
             if block.start <= span.start and span.stop <= stop:

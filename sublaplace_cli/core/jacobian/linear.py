@@ -78,23 +78,19 @@ class LinearBlock:
         is_weight = local < n_weights
         target = torch.where(is_weight, local // d_in, local - n_weights)
         into = torch.where(is_weight, local % d_in, d_in)  # the input of the bias is a constant 1, after the others
-        for t in range(positions):
-            self._put_columns_at(t, into, target, out)
-
-    def _put_columns_at(self, t: int, into: Tensor, target: Tensor, out: Tensor) -> None:
-        """The part of position t: written for the first one, added for the others."""
         m, C = self.deltas.shape[:2]
-        a = torch.ones(self.inputs.shape[2] + 1, m, dtype=torch.float64, device=into.device)
-        a[:-1] = self.inputs[:, t].T  # transposed once: then a column is contiguous
-        delta = self.deltas[:, :, t].double().permute(2, 0, 1).flatten(1).contiguous()  # (d_out, m·C)
-        for left in range(0, len(into), COLUMNS_AT_ONCE):
-            some = slice(left, left + COLUMNS_AT_ONCE)
-            if t == 0:
-                torch.index_select(delta, 0, target[some], out=out[some])
-                out[some].view(-1, m, C).mul_(a.index_select(0, into[some]).unsqueeze(2))
-            else:
-                picked = delta.index_select(0, target[some]).view(-1, m, C)
-                out[some].view(-1, m, C).addcmul_(picked, a.index_select(0, into[some]).unsqueeze(2))
+        for t in range(positions):
+            a = torch.ones(d_in + 1, m, dtype=torch.float64, device=into.device)
+            a[:-1] = self.inputs[:, t].T  # transposed once: then a column is contiguous
+            delta = self.deltas[:, :, t].double().permute(2, 0, 1).flatten(1).contiguous()  # (d_out, m·C)
+            for left in range(0, len(into), COLUMNS_AT_ONCE):
+                some = slice(left, left + COLUMNS_AT_ONCE)
+                if t == 0:
+                    torch.index_select(delta, 0, target[some], out=out[some])
+                    out[some].view(-1, m, C).mul_(a.index_select(0, into[some]).unsqueeze(2))
+                else:
+                    picked = delta.index_select(0, target[some]).view(-1, m, C)
+                    out[some].view(-1, m, C).addcmul_(picked, a.index_select(0, into[some]).unsqueeze(2))
 
     def add_gram(
         self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
@@ -184,6 +180,7 @@ class LinearBlock:
     def expanded(self) -> Block:
         return self if self.inputs.shape[1] == 1 else self.dense().rounded(self.inputs.dtype)
 
+    @cached_property
     def tensors(self) -> dict[str, Tensor]:
         return {"inputs": self.inputs, "deltas": self.deltas}
 

@@ -25,15 +25,16 @@ GAINS_PANEL = 1024  # parameters of a path whose gains are computed together
 
 def fit_subnet(precision: Precision, S: Tensor, form: Form | None = None) -> SubnetPosterior:
     """Posterior over S: primal (k × k) where k ≤ N·C, else dual (N·C × N·C)."""
-    S = S.sort().values  # neighbours are faster to fetch; the order does not matter to one posterior alone
-    form = form or natural_form(len(S), precision.n_rows)
-    return (fit_primal if form == "primal" else fit_dual)(precision, S, [len(S)])[0]
+    if form is None:
+        return fit_path(precision, S, [len(S)])[0]
+    return (fit_primal if form == "primal" else fit_dual)(precision, S.sort().values, [len(S)])[0]
 
 
 def fit_path(precision: Precision, S: Tensor, ks: Sequence[int]) -> list[SubnetPosterior]:
     """Posteriors over the first k of S, for each of these k."""
     if len(ks) == 1:
-        return [fit_subnet(precision, S[: ks[0]])]
+        S = S[: ks[0]].sort().values  # neighbours are faster to fetch; the order does not matter to one alone
+        return [*(fit_primal if natural_form(len(S), precision.n_rows) == "primal" else fit_dual)(precision, S, ks)]
     small = sorted({k for k in ks if natural_form(k, precision.n_rows) == "primal"})
     large = sorted({k for k in ks if natural_form(k, precision.n_rows) == "dual"})
     if len(large) > 1:

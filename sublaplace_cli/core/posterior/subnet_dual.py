@@ -69,16 +69,21 @@ class SubnetDual:
 
 def dual_columns(precision: Precision, S: Tensor) -> Tensor:
     """A′ᵀ of these parameters (k, N·C), if there is room for it and the rest of a dual posterior."""
-    rows = precision.n_rows
-    what = f"a posterior over {len(S)} parameters with {rows} rows"
-    require_room(precision, subnet_bytes(len(S), rows, "dual"), what)
+    _require_room(precision, len(S))
     return precision.columns(S)
+
+
+def _require_room(precision: Precision, k: int) -> None:
+    rows = precision.n_rows
+    require_room(precision, subnet_bytes(k, rows, "dual"), f"a posterior over {k} parameters with {rows} rows")
 
 
 def fit_dual(precision: Precision, S: Tensor, ks: Sequence[int], columns: Tensor | None = None) -> list[SubnetDual]:
     """Posteriors over the first k of S for each k: the Gram matrix grows by the new columns only."""
     rows, v = precision.n_rows, precision.prior[S]
-    A = dual_columns(precision, S) if columns is None else columns  # (k, N·C)
+    if columns is None:
+        _require_room(precision, len(S))
+    A = precision.columns(S) if columns is None else columns  # (k, N·C)
     K = torch.zeros(rows, rows, dtype=torch.float64, device=v.device)
     posteriors, done = [], 0
     for k in ks:

@@ -72,9 +72,7 @@ class SubnetPrimal:
         return torch.cat(parts)
 
 
-def fit_primal(
-    precision: Precision, S: Tensor, ks: Sequence[int], columns: Tensor | None = None
-) -> list[SubnetPrimal]:
+def fit_primal(precision: Precision, S: Tensor, ks: Sequence[int], columns: Tensor | None = None) -> list[SubnetPrimal]:
     """Posteriors over the first k of S for each k: the factor of a prefix is the leading block of the whole factor."""
     rows = precision.n_rows
     what = f"a posterior over {len(S)} parameters with {rows} rows"

@@ -63,6 +63,10 @@ class Split:
             return prepare(raw[start:stop])
         return map_arrays(lambda array: prepare(array[start:stop]), raw)
 
+    def inputs_at(self, rows: list[int]) -> ArrayInputs:
+        """The same for any rows."""
+        return map_arrays(lambda array: self.preparation.apply(array[rows]), self.raw)
+
 
 def require_extra(format_name: str) -> None:
     """Refuse early if the package that a data format needs is not installed."""

@@ -57,7 +57,7 @@ class Preparation:
         for step in self.steps:
             prepared = step(prepared)
         if self.scale is not None:
-            prepared = self.scale.apply(prepared)
+            prepared = (prepared - self.scale.mean) / self.scale.std
         return np.ascontiguousarray(prepared)
 
 

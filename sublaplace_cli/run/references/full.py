@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch import Tensor
+
 from ...catalog import FULL
+from ...core.posterior.full import FullPosterior
 from ...core.prediction import Comparison, Prediction
 from ..predictions import content_of, prediction_key, read_prediction
 from ..problem import Problem
@@ -20,15 +23,19 @@ def predict(inputs: ReferenceInputs) -> Prediction:
 def full_prediction(problem: Problem, known: Comparison) -> Prediction:
     """The full posterior at the test rows; stored as soon as it is there, because it is often the longest work."""
     run, f = problem.run, problem.rows.test.jacobian.outputs
-    key = prediction_key(run, FULL, run.layout.size)
-
-    def make() -> Prediction:
-        full, norms = problem.full, problem.test_norms
-        with run.store.timed("full"):
-            variance = full.variance(problem.rows.test.jacobian, norms)
-        return Prediction(FULL, run.layout.size, f, variance, full.freedom)
 
     def write(made: Prediction) -> Content:
         return content_of(made, replace(known, std_full=made.std if run.job.compares_with_full else None))
 
-    return run.store.get(key, make, lambda artifact: read_prediction(run, artifact, f), write).value
+    return run.store.get(
+        prediction_key(run, FULL, run.layout.size, step="full"),
+        lambda: _prediction(problem, problem.full, problem.test_norms),
+        lambda artifact: read_prediction(run, artifact, f),
+        write,
+    ).value
+
+
+def _prediction(problem: Problem, full: FullPosterior, norms: Tensor) -> Prediction:
+    test = problem.rows.test.jacobian
+    variance = full.variance(test, norms)
+    return Prediction(FULL, problem.run.layout.size, test.outputs, variance, full.freedom)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...core.network.forward import Inputs, outputs
 from ...errors import SublaplaceError, UserError
-from ...files.data.datasets import Split
+from ...files.data.datasets import ArrayInputs, Split
 
 ROWS_PER_FORWARD = 128
 
@@ -45,7 +45,9 @@ class InputReader:
         )
 
     def __call__(self, split: Split, start: int, stop: int) -> Inputs:
-        raw = split.inputs(start, stop)
+        return self._tensors(split.inputs(start, stop))
+
+    def _tensors(self, raw: ArrayInputs) -> Inputs:
         if isinstance(raw, dict):
             return {name: self._tensor(array) for name, array in raw.items()}
         if isinstance(raw, tuple):
@@ -55,12 +57,7 @@ class InputReader:
     def evenly_spaced(self, split: Split, count: int) -> Inputs:
         """About this many rows, evenly spaced over the split."""
         step = max(1, len(split) // count)
-        rows = [self(split, i, i + 1) for i in range(0, len(split), step)][:count]
-        if isinstance(rows[0], dict):
-            return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}  # type: ignore[index,call-overload]
-        if isinstance(rows[0], tuple):
-            return tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
-        return torch.cat(rows)  # type: ignore[arg-type]
+        return self._tensors(split.inputs_at(list(range(0, len(split), step))[:count]))
 
     def outputs(self, model: nn.Module, split: Split) -> Tensor:
         """f of all rows of a split (N, C) float64, by plain forward passes."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -90,10 +90,18 @@ class RowSource:
         owners = owners_of(len(self.split), self.rows_per_pass, self.workers.size)
         return (owners == self.workers.rank).nonzero().squeeze(1).tolist()
 
-    def tensor_names(self, block: Block) -> dict[str, str]:
-        """Names of a block's tensors in the artifact: from its first parameter and their role."""
-        first = next(parameter.name for parameter in self.layout.parameters if parameter.offset == block.start)
-        return {role: f"J/{first}/{role}" for role in block.tensors()}
+    @cached_property
+    def tensor_names(self) -> dict[int, dict[str, str]]:
+        """By start of a block: names of its tensors in the artifact, from its first parameter and their role."""
+        first = {parameter.offset: parameter.name for parameter in self.layout.parameters}
+        return {
+            block.start: {role: f"J/{first[block.start]}/{role}" for role in block.tensors} for block in self.templates
+        }
+
+    @cached_property
+    def expands(self) -> bool:
+        """Whether some block has another form that is faster to compute with."""
+        return any(block.expanded() is not block for block in self.templates)
 
     def compact_bytes(self) -> int:
         """Size of the Jacobian in the form in which it is stored."""
@@ -121,7 +129,7 @@ def make_rows(
                 start, stop = turn[source.workers.rank]
                 captured = source.passes(source.split, start, stop)
                 if form is not None and not done:
-                    held.put(filled, [FORMS[form](block) for block in captured.blocks])
+                    _hold(held, filled, captured, form)
                     filled += stop - start
                 if sums is not None:
                     _add(sums, captured, source.likelihood)
@@ -143,6 +151,13 @@ def make_rows(
     blocks = held.blocks or tuple(FORMS[form](block).rows(0, 0) for block in source.templates)
     own = HeldJacobian(source.layout, f if mine is None else f[mine], blocks)
     return SplitRows(source.name, _sharded(source, f, own, form))
+
+
+def _hold(held: BlockBuffer, start: int, captured: Captured, form: str) -> None:
+    if form == COMPACT:
+        held.put(start, captured.blocks, captured.tensors)
+    else:
+        held.put(start, [block.expanded() for block in captured.blocks])
 
 
 def _no_sums(source: RowSource) -> SquareSums:
@@ -182,13 +197,13 @@ def _received(source: RowSource, captured: Captured | None, worker: int, n_rows:
         blocks = [_with_room(block, n_rows) for block in source.templates] if store else []
     source.workers.send_to_leader(f.contiguous(), worker)
     for block in blocks if store else ():
-        for tensor in block.tensors().values():
+        for tensor in block.tensors.values():
             source.workers.send_to_leader(tensor.contiguous(), worker)
     return Captured(f, blocks) if rank == LEADER else None
 
 
 def _with_room(block: Block, n_rows: int) -> Block:
-    return block.with_tensors({name: t.new_empty(n_rows, *t.shape[1:]) for name, t in block.tensors().items()})
+    return block.with_tensors({name: t.new_empty(n_rows, *t.shape[1:]) for name, t in block.tensors.items()})
 
 
 def _row_tensors(source: RowSource, captured: Captured, start: int, store: bool) -> Mapping[str, Tensor]:
@@ -196,8 +211,8 @@ def _row_tensors(source: RowSource, captured: Captured, start: int, store: bool)
     tensors = {"outputs": captured.f, "rows": torch.from_numpy(source.split.rows[rows])}
     if source.split.targets is not None:
         tensors["targets"] = torch.from_numpy(np.array(source.split.targets[rows]))
-    for block in captured.blocks if store else ():
-        tensors |= zip(source.tensor_names(block).values(), block.tensors().values(), strict=True)
+    for block, own in zip(captured.blocks, captured.tensors, strict=True) if store else ():
+        tensors |= zip(source.tensor_names[block.start].values(), own.values(), strict=True)
     return tensors
 
 
@@ -226,7 +241,7 @@ def _with_own_rows(source: RowSource, f: Tensor, artifact: Artifact | None, form
         compute = partial(_blocks, source)
         everything = RecomputedJacobian(source.layout, f, templates, compute, step)
     else:
-        names = [source.tensor_names(block) for block in templates]
+        names = [source.tensor_names[block.start] for block in templates]
         reader = BlockReader(artifact, source.device, templates, names)
         everything = StoredJacobian(source.layout, f, templates, reader.read, step, reader.prefetch)
     mine = source.own_rows

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,12 +36,13 @@ class RowStorage:
         """The form in which blocks are held in memory; None where a worker has no room for its share."""
         room = self.memory * self.source.workers.size // HELD_SHARE
         if self.source.expanded_bytes() <= room:
-            return EXPANDED
+            return EXPANDED if self.source.expands else COMPACT
         return COMPACT if self.source.compact_bytes() <= room else None
 
     @property
     def key(self) -> Key:
-        return Key("jacobians", f"jacobians-{self.source.name}", facts={"split": self.source.name})
+        name = self.source.name
+        return Key("jacobians", f"jacobians-{name}", facts={"split": name}, step="jacobians")
 
 
 def open_rows(store: Store, storage: RowStorage) -> SplitRows:
@@ -64,14 +66,14 @@ def _make(store: Store, storage: RowStorage) -> SplitRows:
     if done:
         source.reporter.note(f"continuing the Jacobian of the {source.name} rows at row {done} of {len(source.split)}")
     add_up = not stored and form is None and not done  # after a resumption it would cover only some of the rows
-    with store.timed("jacobians"):
-        try:
-            made = _on_all_workers(source, make_rows, (stored, form, done, add_up), writer=writer)
-            if writer is not None:
-                writer.finish()
-        finally:
-            if writer is not None:
-                writer.close()
+    try:
+        with _on_all_workers(source, make_rows, stored, form, done, add_up):
+            made = make_rows(source, stored, form, done, add_up, writer)
+        if writer is not None:
+            writer.finish()
+    finally:
+        if writer is not None:
+            writer.close()
     if writer is not None:
         store.artifacts[storage.key.name] = str(writer.path)
     return _read(storage, store.open(storage.key)) if done or (stored and form is None) else made
@@ -85,7 +87,7 @@ def _writer(store: Store, storage: RowStorage) -> RowWriter:
     if targets is not None:
         plans["targets"] = by_rows(torch.float64 if targets.dtype.kind == "f" else torch.int64, targets.shape, step)
     for block in source.templates if storage.stored else ():
-        for name, tensor in zip(source.tensor_names(block).values(), block.tensors().values(), strict=True):
+        for name, tensor in zip(source.tensor_names[block.start].values(), block.tensors.values(), strict=True):
             plans[name] = by_rows(tensor.dtype, (n_rows, *tensor.shape[1:]), step)
     return store.row_writer(storage.key, plans, stored=storage.stored)
 
@@ -95,18 +97,18 @@ def _read(storage: RowStorage, artifact: Artifact) -> SplitRows:
     f = artifact.tensor("outputs", (len(source.split), source.passes.n_outputs)).to(source.device)
     digest = artifact.digest if artifact.meta["stored"] else None
     form = storage.form if digest else None
-    return _on_all_workers(source, read_rows, (f, str(artifact.path), digest, form))
+    with _on_all_workers(source, read_rows, f, str(artifact.path), digest, form):
+        return read_rows(source, f, str(artifact.path), digest, form)
 
 
-def _on_all_workers(
-    source: RowSource, function: Callable[..., SplitRows], arguments: tuple[Any, ...], **leader_only: Any
-) -> SplitRows:
-    """`function(source, *arguments)` on all workers at the same time."""
+@contextmanager
+def _on_all_workers(source: RowSource, function: Callable[..., SplitRows], *arguments: Any) -> Iterator[None]:
+    """The other workers run `function(source, *arguments)` while this one runs the block."""
     workers = source.workers
     workers.call_on_all(function.__name__, (source.name, *arguments))
     was_busy, workers.busy = workers.busy, True
     try:
-        return function(source, *arguments, **leader_only)
+        yield
     finally:
         workers.busy = was_busy
 

@@ -244,7 +244,7 @@ def _require_agreement(run: Run) -> None:
     """All workers must see the same network and the same rows, and differentiate it in the same way."""
     capture = run.passes.capture
     blocks = [
-        [type(block).__name__, *(list(tensor.shape) for tensor in block.tensors.values())]
+        [type(block).__name__, *(list(tensor.shape) for tensor in block.tensors().values())]
         for block in capture.templates
     ]
     own = {

@@ -82,7 +82,6 @@ class Block(Protocol):
         """The fastest form, where there is room to hold it."""
         ...
 
-    @property
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that define this block, with the rows along the first axis of each."""
         ...
@@ -99,13 +98,13 @@ def joined(blocks: Sequence[AnyBlock]) -> AnyBlock:
     """One block for the rows of several."""
     if len(blocks) == 1:
         return blocks[0]
-    parts = [block.tensors for block in blocks]
+    parts = [block.tensors() for block in blocks]
     return blocks[0].with_tensors({name: torch.cat([part[name] for part in parts]) for name in parts[0]})  # type: ignore[return-value]
 
 
 def stored_bytes(block: Block) -> int:
     """Bytes per row of the tensors that define the block."""
-    return sum(tensor[0].numel() * tensor.element_size() for tensor in block.tensors.values())
+    return sum(tensor[0].numel() * tensor.element_size() for tensor in block.tensors().values())
 
 
 @dataclass(frozen=True)
@@ -187,7 +186,6 @@ class DenseBlock:
         """The same numbers in another dtype."""
         return DenseBlock(self.start, self.values.to(dtype))
 
-    @cached_property
     def tensors(self) -> dict[str, Tensor]:
         return {"values": self.values}
 

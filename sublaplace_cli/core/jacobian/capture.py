@@ -44,7 +44,7 @@ class Captured:
     @cached_property
     def tensors(self) -> list[dict[str, Tensor]]:
         """The tensors of each block."""
-        return [block.tensors for block in self.blocks]
+        return [block.tensors() for block in self.blocks]
 
 
 def joined_passes(passes: Sequence[Captured]) -> Captured:
@@ -192,7 +192,7 @@ def _combined(blocks: Sequence[Block], u: Tensor, layout: Layout) -> Gradients:
     """Jᵀu by parameter name, from blocks that hold one or two parameters each."""
     found, parts = {}, [(part.name, part.span) for part in layout.parameters]
     for block in blocks:
-        pulled = block.pull(u.reshape(-1, 1).to(next(iter(block.tensors.values())).device)).squeeze(1)
+        pulled = block.pull(u.reshape(-1, 1).to(next(iter(block.tensors().values())).device)).squeeze(1)
         stop = block.start + len(pulled)
         for name, span in parts:
             if block.start <= span.start and span.stop <= stop:

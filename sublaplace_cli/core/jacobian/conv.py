@@ -159,7 +159,6 @@ class ConvBlock:
     def expanded(self) -> Block:
         return self.written_out()
 
-    @cached_property
     def tensors(self) -> dict[str, Tensor]:
         return {"inputs": self.inputs, "deltas": self.deltas}
 

@@ -99,7 +99,6 @@ class EmbeddingBlock:
     def expanded(self) -> Block:
         return self
 
-    @cached_property
     def tensors(self) -> dict[str, Tensor]:
         return {"tokens": self.tokens, "deltas": self.deltas}
 

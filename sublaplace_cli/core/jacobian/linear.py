@@ -180,7 +180,6 @@ class LinearBlock:
     def expanded(self) -> Block:
         return self if self.inputs.shape[1] == 1 else self.dense().rounded(self.inputs.dtype)
 
-    @cached_property
     def tensors(self) -> dict[str, Tensor]:
         return {"inputs": self.inputs, "deltas": self.deltas}
 

@@ -83,7 +83,7 @@ class BlockBuffer:
 
     def put(self, start: int, blocks: Sequence[Block], tensors: Sequence[dict[str, Tensor]] | None = None) -> None:
         """Copy the rows of these blocks (their `tensors`, if known) to the rows from `start` on."""
-        parts = [block.tensors for block in blocks] if tensors is None else tensors
+        parts = [block.tensors() for block in blocks] if tensors is None else tensors
         if not self.blocks:
             self.tensors = [{key: t.new_empty(self.n_rows, *t.shape[1:]) for key, t in part.items()} for part in parts]
             self.blocks = tuple(block.with_tensors(own) for block, own in zip(blocks, self.tensors, strict=True))

@@ -70,12 +70,12 @@ def rows_of_all(jacobian: ShardedJacobian, start: int, stop: int, which: Sequenc
     blocks = []
     for number, i in enumerate(chosen):
         whole = {}
-        for key, like in jacobian.templates[i].tensors.items():
+        for key, like in jacobian.templates[i].tensors().items():
             whole[key] = like.new_empty(stop - start, *like.shape[1:])
             for worker, rows in enumerate(owned):
                 if len(rows):
                     is_own = worker == jacobian.workers.rank
-                    part = own[number].tensors[key] if is_own else like.new_empty(len(rows), *like.shape[1:])
+                    part = own[number].tensors()[key] if is_own else like.new_empty(len(rows), *like.shape[1:])
                     part = part.contiguous()
                     jacobian.workers.broadcast(part, worker)
                     whole[key].index_copy_(0, (rows - start).to(like.device), part)

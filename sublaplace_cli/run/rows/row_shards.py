@@ -95,7 +95,7 @@ class RowSource:
         """By start of a block: names of its tensors in the artifact, from its first parameter and their role."""
         first = {parameter.offset: parameter.name for parameter in self.layout.parameters}
         return {
-            block.start: {role: f"J/{first[block.start]}/{role}" for role in block.tensors} for block in self.templates
+            block.start: {role: f"J/{first[block.start]}/{role}" for role in block.tensors()} for block in self.templates
         }
 
     @cached_property
@@ -197,13 +197,13 @@ def _received(source: RowSource, captured: Captured | None, worker: int, n_rows:
         blocks = [_with_room(block, n_rows) for block in source.templates] if store else []
     source.workers.send_to_leader(f.contiguous(), worker)
     for block in blocks if store else ():
-        for tensor in block.tensors.values():
+        for tensor in block.tensors().values():
             source.workers.send_to_leader(tensor.contiguous(), worker)
     return Captured(f, blocks) if rank == LEADER else None
 
 
 def _with_room(block: Block, n_rows: int) -> Block:
-    return block.with_tensors({name: t.new_empty(n_rows, *t.shape[1:]) for name, t in block.tensors.items()})
+    return block.with_tensors({name: t.new_empty(n_rows, *t.shape[1:]) for name, t in block.tensors().items()})
 
 
 def _row_tensors(source: RowSource, captured: Captured, start: int, store: bool) -> Mapping[str, Tensor]:

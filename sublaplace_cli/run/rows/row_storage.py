@@ -87,7 +87,7 @@ def _writer(store: Store, storage: RowStorage) -> RowWriter:
     if targets is not None:
         plans["targets"] = by_rows(torch.float64 if targets.dtype.kind == "f" else torch.int64, targets.shape, step)
     for block in source.templates if storage.stored else ():
-        for name, tensor in zip(source.tensor_names[block.start].values(), block.tensors.values(), strict=True):
+        for name, tensor in zip(source.tensor_names[block.start].values(), block.tensors().values(), strict=True):
             plans[name] = by_rows(tensor.dtype, (n_rows, *tensor.shape[1:]), step)
     return store.row_writer(storage.key, plans, stored=storage.stored)
 

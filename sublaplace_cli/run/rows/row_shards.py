@@ -95,7 +95,8 @@ class RowSource:
         """By start of a block: names of its tensors in the artifact, from its first parameter and their role."""
         first = {parameter.offset: parameter.name for parameter in self.layout.parameters}
         return {
-            block.start: {role: f"J/{first[block.start]}/{role}" for role in block.tensors()} for block in self.templates
+            block.start: {role: f"J/{first[block.start]}/{role}" for role in block.tensors()}
+            for block in self.templates
         }
 
     @cached_property

@@ -67,7 +67,8 @@ def run_job(job: Job, spec: LoadedSpec, reporter: Reporter, workers: WorkerGroup
                 try:
                     done = command(run)
                 except OUT_OF_MEMORY:
-                    _require_retry(run)
+                    if not _may_retry(run):
+                        raise
                 if done is None:  # outside the handler: the exception keeps tensors alive
                     run = run.with_half_the_memory()
             outcomes.append(_outcome(run, done, member, is_first=not outcomes))
@@ -94,13 +95,12 @@ def _command(job: Job, artifact: Artifact | None) -> Callable[[Run], Evaluation 
     return commands[job.command]
 
 
-def _require_retry(run: Run) -> None:
+def _may_retry(run: Run) -> bool:
     """After running out of memory, half of it may do: finished parts are in the store by then.
 
     Not with several workers: the others are inside the collective call that failed here.
     """
-    if run.workers.size > 1 or run.memory < 2 * LEAST_MEMORY:
-        raise
+    return run.workers.size == 1 and run.memory >= 2 * LEAST_MEMORY
 
 
 def _outcome(run: Run, done: Listing | Evaluation | dict[str, Any], member: SweepRun, is_first: bool) -> Outcome:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.posterior.path import fit_path
-from ..core.posterior.rescale import Rescale, fit_rescale, left_out, outside_norms
+from ..core.posterior.rescale import Rescale, rescale_to_full
 from ..core.posterior.subnet import SubnetPosterior
 from ..core.posterior.subnet_dual import SubnetDual
 from ..core.posterior.subnet_primal import SubnetPrimal
@@ -84,15 +84,11 @@ def _rescaled(problem: Problem, posteriors: Sequence[SubnetPosterior], missing: 
 
 def _rescale(problem: Problem, posterior: SubnetPosterior) -> Rescale:
     """c and b of a sub-network's posterior, as the run asks for."""
-    run = problem.run
-    if run.rescale == "none":
+    if problem.run.rescale == "none":
         return Rescale()
-    full = problem.full_left_out
-    with run.store.timed("rescale"):
-        own = left_out(posterior, problem.omega)
-        train, prior = problem.rows.train.jacobian, problem.hyperparameters.prior
-        outside = outside_norms(train, problem.train_norms, posterior.indices, prior, run.memory)
-        return fit_rescale(run.rescale, full, own, outside.reshape(full.shape))
+    full, norms = problem.full_left_out, problem.train_norms
+    with problem.run.store.timed("rescale"):
+        return rescale_to_full(posterior, problem.run.rescale, problem.omega, full, norms)
 
 
 def _content(problem: Problem, name: str, fitted: Fitted) -> Content | None:

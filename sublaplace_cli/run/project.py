@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from ..catalog import TASKS, load
 from ..core.likelihoods import Likelihood
 from ..core.network.layout import Layout
-from ..errors import UserError, suggestion
+from ..errors import UserError
 from ..files.networks.loading import Network, NetworkPart, NetworkSource, load_network
 from ..files.spec.loading import LoadedSpec
 from ..files.spec.models import Spec
@@ -80,29 +79,13 @@ class Project:
 
 
 def prior_vector(prior: object, layout: Layout, spec: Path) -> Tensor:
-    """v (p,): one number for all, or for each parameter that of the first glob that matches its name.
-
-    An open number starts at 1.
-    """
-    v = torch.empty(layout.size, dtype=torch.float64)
+    """v (p,): one number for all, or by glob; an open number starts at 1."""
     if not isinstance(prior, Mapping):
-        return v.fill_(_number(prior))
-    names = [parameter.name for parameter in layout.parameters]
-    for pattern in prior:
-        if not layout.matching(pattern):
-            raise UserError(
-                f"{spec}: posterior.prior_precision: '{pattern}' matches no trainable parameter",
-                hint=suggestion(pattern, names),
-            )
-    for parameter in layout.parameters:
-        found = [value for pattern, value in prior.items() if fnmatchcase(parameter.name, pattern)]
-        if not found:
-            raise UserError(
-                f"{spec}: posterior.prior_precision: no pattern matches parameter '{parameter.name}'",
-                hint="end the mapping with '*': NUMBER for all the others",
-            )
-        v[parameter.span] = _number(found[0])
-    return v
+        return torch.full((layout.size,), _number(prior), dtype=torch.float64)
+    try:
+        return layout.vector({pattern: _number(value) for pattern, value in prior.items()})
+    except UserError as error:
+        raise UserError(f"{spec}: posterior.prior_precision: {error.message}", hint=error.hint) from error
 
 
 def _number(prior: object) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -12,6 +12,8 @@ from itertools import accumulate
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from ...errors import UserError, suggestion
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,23 @@ class Layout:
     def matching(self, pattern: str) -> list[Parameter]:
         """Parameters whose name matches the glob."""
         return [parameter for parameter in self.parameters if fnmatchcase(parameter.name, pattern)]
+
+    def vector(self, by_glob: Mapping[str, float]) -> Tensor:
+        """One number per parameter (p,) float64: that of the first glob that matches its tensor's name."""
+        names = [parameter.name for parameter in self.parameters]
+        for pattern in by_glob:
+            if not self.matching(pattern):
+                raise UserError(f"'{pattern}' matches no trainable parameter", hint=suggestion(pattern, names))
+        v = torch.empty(self.size, dtype=torch.float64)
+        for parameter in self.parameters:
+            found = [value for pattern, value in by_glob.items() if fnmatchcase(parameter.name, pattern)]
+            if not found:
+                raise UserError(
+                    f"no pattern matches parameter '{parameter.name}'",
+                    hint="end the mapping with '*': NUMBER for all the others",
+                )
+            v[parameter.span] = found[0]
+        return v
 
     def indices(self, parameters: Sequence[Parameter]) -> Tensor:
         """All flat indices of these parameters, in flat order."""

@@ -12,12 +12,18 @@ from torch import Tensor
 
 from ...errors import NumericsError, Reason
 from ..jacobian.rows import Jacobian
-from ..linalg import dual_variance
+from ..linalg import (
+    SYMMETRIC_STRIP,
+    condition_of,
+    dual_variance,
+    inverse_square_sums,
+    safe_cholesky,
+    solve_lower,
+)
 from ..omega.gram_float32 import Sample, not_good_enough, require_accuracy, sample_of
 from ..omega.precision import Precision
 from ..omega.row_sums import row_norms
-from .gram_factor import factor_gram, own_shares
-from .subnet import require_room
+from .subnet import WEAK_DATA, require_room
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,10 @@ class FullPosterior:
         def residual_norms(chosen: Tensor, w: Tensor) -> Tensor:
             return self.precision.residual_norms(jacobian, chosen, w)
 
-        return dual_variance(self.factor, cross, norms, self.condition, residual_norms)
+        def system_residual(chosen: Tensor, w: Tensor) -> Tensor:
+            return self.precision.system_residual(jacobian, chosen, w)
+
+        return dual_variance(self.factor, cross, norms, self.condition, residual_norms, system_residual)
 
     @cached_property
     def _sample(self) -> Sample:
@@ -86,3 +95,36 @@ def fit_full(precision: Precision) -> FullPosterior:
         raise not_good_enough(error.message) from error
     posterior.require_accuracy()
     return posterior
+
+
+def factor_gram(K: Tensor) -> tuple[Tensor, float, Callable[[], float]]:
+    """(L of I + K, λmax of K, a function that computes tr((I + K)⁻¹K)); K is overwritten."""
+    condition = condition_of(K)
+    diagonal = K.diagonal().clone()
+    K.diagonal().add_(1.0)
+    L = safe_cholesky(K, lambda i: f"training row {i}")
+
+    def freedom() -> float:
+        # N·C − tr R, summed as the rows' own shares, each between 0 and 1: cheap, but it cancels where the data
+        # say next to nothing; then tr(L⁻¹KL⁻ᵀ), a sum of positive terms.
+        plain = float((1.0 - inverse_square_sums(L)).clamp(min=0.0).sum())
+        if plain >= WEAK_DATA * len(L):
+            return plain
+        K = L @ L.T
+        K.diagonal().copy_(diagonal)
+        half = solve_lower(L, K)
+        return float((solve_lower(L, half.T.contiguous())).diagonal().sum())
+
+    return L, condition, freedom
+
+
+def own_shares(L: Tensor, n_outputs: int) -> Tensor:
+    """A_n Ω⁻¹ A_nᵀ of every training row as I − R_nn, R = (L Lᵀ)⁻¹ (N, C, C)."""
+    C, parts = n_outputs, []
+    step = max(1, max(SYMMETRIC_STRIP, len(L) // 16) // C) * C  # each solve copies its part of L: not too many
+    for left in range(0, len(L), step):
+        width = min(step, len(L) - left)
+        unit = torch.eye(len(L) - left, width, dtype=L.dtype, device=L.device)
+        X = solve_lower(L[left:, left:], unit).reshape(len(L) - left, -1, C)
+        parts.append(torch.einsum("rnc,rnd->ncd", X, X))
+    return torch.eye(C, dtype=L.dtype, device=L.device) - torch.cat(parts)

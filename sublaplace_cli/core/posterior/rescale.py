@@ -17,7 +17,8 @@ from torch import Tensor
 from ..jacobian.rows import Jacobian
 from ..jacobian.sharded import some_rows
 from ..omega.precision import Precision
-from ..omega.row_sums import column_chunks
+from ..omega.row_sums import column_chunks, row_norms
+from .subnet import SubnetPosterior
 
 Kind = Literal["none", "scale", "hybrid"]
 SMALL_SHARE = 1e-6  # share of a row in its own variance below which 1 − R has lost six digits
@@ -86,6 +87,41 @@ def outside_norms(rows: Jacobian, norms: Tensor, S: Tensor, prior: Tensor, memor
     inside = [chunk.mul_(scale).square_().sum(0) for _, chunk in column_chunks(rows, S, memory)]
     outside = norms - torch.cat(inside)
     return torch.where(outside > OUTSIDE_ROUNDING * norms, outside, torch.zeros_like(outside))
+
+
+@dataclass(frozen=True)
+class RescaledPosterior:
+    """A sub-network's posterior whose variances are c·variance + b·‖g outside S‖²."""
+
+    posterior: SubnetPosterior
+    rescale: Rescale
+    prior: Tensor  # v (p,) of all parameters
+    memory: int
+
+    @property
+    def indices(self) -> Tensor:
+        return self.posterior.indices
+
+    @property
+    def freedom(self) -> float:
+        return self.posterior.freedom
+
+    def variance(self, jacobian: Jacobian) -> Tensor:
+        variance = self.posterior.variance(jacobian)
+        if not self.rescale.b:
+            return self.rescale.apply(variance, torch.zeros_like(variance))
+        norms = row_norms(jacobian, self.prior, self.memory)
+        outside = outside_norms(jacobian, norms, self.indices, self.prior, self.memory)
+        return self.rescale.apply(variance, outside.reshape(variance.shape))
+
+
+def rescale_to_full(
+    posterior: SubnetPosterior, kind: Kind, precision: Precision, full_left_out: Tensor, norms: Tensor
+) -> Rescale:
+    """c and b of a sub-network, given the full network's left-out variances (N, C) and ‖g‖² of the training rows."""
+    own = left_out(posterior, precision)
+    outside = outside_norms(precision.jacobian, norms, posterior.indices, precision.prior, precision.memory)
+    return fit_rescale(kind, full_left_out, own, outside.reshape(full_left_out.shape))
 
 
 def fit_scale(full: Tensor, own: Tensor) -> float | None:

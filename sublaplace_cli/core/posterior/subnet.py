@@ -14,6 +14,7 @@ from ..omega.row_sums import column_chunks
 from . import Posterior
 
 Form = Literal["primal", "dual"]
+WEAK_DATA = 1e-3  # degrees of freedom per row below which their plain difference would lose more than 13 digits
 
 
 class SubnetPosterior(Posterior, Protocol):

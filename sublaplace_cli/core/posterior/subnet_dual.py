@@ -14,7 +14,7 @@ from ..jacobian.blocks import add_upper
 from ..jacobian.rows import Jacobian
 from ..linalg import column_squares, dual_variance, mirrored, solve_lower, solve_lower_transposed
 from ..omega.precision import Precision
-from .gram_factor import factor_gram, own_shares
+from .full import factor_gram, own_shares
 from .sampling import standard_normal
 from .subnet import Form, require_room, subnet_bytes, variance_by_chunks
 
@@ -53,7 +53,10 @@ class SubnetDual:
         def residual_norms(chosen: Tensor, w: Tensor) -> Tensor:
             return column_squares(g[:, chosen] - self.columns @ w)
 
-        return dual_variance(self.factor, cross, norms, self.condition, residual_norms)
+        def system_residual(chosen: Tensor, w: Tensor) -> Tensor:
+            return self.columns.T @ (g[:, chosen] - self.columns @ w) - w
+
+        return dual_variance(self.factor, cross, norms, self.condition, residual_norms, system_residual)
 
     def draw(self, count: int, seed: int) -> Tensor:
         """A prior draw u, corrected by what the rows A would have seen of it: no k × k matrix."""

@@ -25,9 +25,7 @@ from ..linalg import (
 )
 from ..omega.precision import Precision
 from .sampling import standard_normal
-from .subnet import Form, require_room, subnet_bytes, variance_by_chunks
-
-WEAK_DATA = 1e-3  # degrees of freedom per row below which their plain difference would lose more than 13 digits
+from .subnet import WEAK_DATA, Form, require_room, subnet_bytes, variance_by_chunks
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""The public functions, one room: `library` on tensors, `predictor` for serving, `command` for whole commands."""

@@ -1,0 +1,214 @@
+"""Sub-network Laplace approximations on tensors: rows → Ω → select → fit → variance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .. import device as devices
+from ..catalog import BY_NAME, METHODS, NAMES_PREFIX, load, load_check
+from ..core.jacobian.blocks import DenseBlock
+from ..core.jacobian.capture import Capture, prepare_capture
+from ..core.jacobian.rows import BlockBuffer, HeldJacobian, Jacobian, RecomputedJacobian
+from ..core.likelihoods import Likelihood
+from ..core.network.forward import Inputs, evenly_spaced, last_linear, map_inputs, outputs, row_count
+from ..core.network.layout import Layout
+from ..core.omega.precision import Precision
+from ..core.omega.row_sums import row_norms
+from ..core.posterior import path
+from ..core.posterior.full import FullPosterior, fit_full
+from ..core.posterior.rescale import Kind, RescaledPosterior, left_out, rescale_to_full
+from ..core.posterior.subnet import SubnetPosterior
+from ..core.selectors import Selection, SelectionProblem, SelectorFacts, checked
+from ..errors import UserError, suggestion
+
+SAMPLE_ROWS = 8
+
+
+@dataclass(frozen=True)
+class NetworkJacobian(HeldJacobian):
+    """Jacobian rows of a network, all in memory."""
+
+    capture: Capture
+    last_linear: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StreamedJacobian(RecomputedJacobian):
+    """Jacobian rows of a network that are computed again whenever they are read."""
+
+    capture: Capture
+    last_linear: tuple[str, ...]
+
+
+NetworkRows = NetworkJacobian | StreamedJacobian
+
+
+def jacobian(
+    model: nn.Module, x: Inputs, *, hold: bool = True, like: NetworkRows | None = None, memory: int | None = None
+) -> NetworkRows:
+    """The Jacobian of a network's outputs at some rows, in blocks that keep the structure of their layers.
+
+    The network must be in eval mode, on the device and in the dtype of `x`. With `hold=False` the rows are computed
+    again whenever they are needed, which takes next to no memory. `like` is an earlier Jacobian of the same network:
+    its checks against plain autograd are not repeated.
+
+    >>> J = jacobian(mlp(**{"in": 3, "hidden": [8], "out": 1}).eval(), torch.randn(20, 3))
+    >>> J.outputs.shape
+    torch.Size([20, 1])
+    """
+    if model.training:
+        raise UserError("the network is in training mode", hint="call model.eval() first")
+    if like is None:
+        sample = evenly_spaced(x, SAMPLE_ROWS)
+        budget = _memory(memory, next(model.parameters()).device)
+        capture = prepare_capture(model, Layout.of(model), sample, budget)
+        names = tuple(last_linear(model, sample))
+    else:
+        capture, names = like.capture, like.last_linear
+    n_rows = row_count(x)
+    step = capture.rows_of_pass(n_rows)
+    if not hold:
+        with torch.no_grad():
+            parts = [outputs(model, _cut(x, a, a + step)) for a in range(0, n_rows, step)]
+        f = torch.cat(parts).double()
+        compute = lambda a, b: capture(_cut(x, a, b)).blocks  # noqa: E731
+        return StreamedJacobian(capture.layout, f, capture.templates, compute, step, capture, names)
+    fs, held = [], BlockBuffer(n_rows)
+    for a in range(0, n_rows, step):
+        made = capture(_cut(x, a, a + step))
+        fs.append(made.f)
+        held.put(a, [block.expanded() for block in made.blocks])
+    return NetworkJacobian(capture.layout, torch.cat(fs), held.blocks, capture, names)
+
+
+def _cut(x: Inputs, start: int, stop: int) -> Inputs:
+    return map_inputs(lambda t: t[start:stop], x)
+
+
+def dense_jacobian(values: Tensor, f: Tensor | None = None) -> HeldJacobian:
+    """A Jacobian (N, C, p) that was computed elsewhere; f are the outputs (N, C), which a classifier's Ω needs.
+
+    >>> omega = precision(dense_jacobian(torch.randn(20, 1, 6)), Regression(0.5))
+    >>> fit(omega, select(omega, "gradient", k=2)).indices.shape
+    torch.Size([2])
+    """
+    if values.ndim != 3:
+        raise UserError(f"the Jacobian has the shape {tuple(values.shape)}, expected (rows, outputs, parameters)")
+    layout = Layout.from_shapes([("theta", (values.shape[2],))])
+    f = torch.zeros(values.shape[:2], dtype=torch.float64, device=values.device) if f is None else f.double()
+    return HeldJacobian(layout, f, (DenseBlock(0, values),))
+
+
+def precision(
+    jacobian: Jacobian,
+    likelihood: Likelihood,
+    prior_precision: float | Tensor | Mapping[str, float] = 1.0,
+    *,
+    memory: int | None = None,
+) -> Precision:
+    """Ω = Σₙ Jₙᵀ Hₙ Jₙ + V of the training rows, as a small object that is never formed.
+
+    `prior_precision` is one number, a vector (p,), or numbers by glob of the parameter names; the first match counts.
+
+    >>> omega = precision(J, Regression(noise_variance=0.35), prior_precision={"*.bias": 10.0, "*": 1.0})
+    >>> omega.data_diagonal().shape[0] == J.layout.size
+    True
+    """
+    layout, device = jacobian.layout, jacobian.outputs.device
+    if isinstance(prior_precision, Mapping):
+        prior = layout.vector(prior_precision)
+    else:
+        prior = torch.as_tensor(prior_precision, dtype=torch.float64).expand(layout.size).clone()
+    if not bool((prior > 0).all()):
+        raise UserError("prior precisions must be positive")
+    root = likelihood.root(jacobian.outputs)
+    return Precision(jacobian, root, prior.to(device), _memory(memory, device))
+
+
+def select(omega: Precision, method: str = "gradient", k: int = 1000, *, pool: str = "all", seed: int = 0) -> Selection:
+    """The k parameters that a method chooses, in its order; `neural-linear` and `names:GLOB` take no k.
+
+    >>> select(omega, "greedy", k=5).indices.shape
+    torch.Size([5])
+    """
+    entry = BY_NAME if method.startswith(NAMES_PREFIX) else METHODS.get(method)
+    if entry is None or entry.kind != "selector":
+        names = [name for name, known in METHODS.items() if known.kind == "selector"]
+        raise UserError(f"unknown selection method '{method}'", hint=suggestion(method, [*names, "names:GLOB"]))
+    if entry.takes_k and not 1 <= k <= omega.layout.size:
+        raise UserError(f"k = {k} is out of range: the network has {omega.layout.size} trainable parameters")
+    pattern = method.removeprefix(NAMES_PREFIX) if entry is BY_NAME else None
+    rows = omega.jacobian
+    last = rows.last_linear if isinstance(rows, (NetworkJacobian, StreamedJacobian)) else ()
+    if (check := load_check(entry)) is not None:
+        check(SelectorFacts(omega.layout, last, pool, pattern), k if entry.takes_k else None)
+    diagonal = omega.data_diagonal()
+    problem = SelectionProblem(omega, diagonal, diagonal, _parameters(rows, diagonal), last, seed, pool)
+    return load(entry.entry)(problem, k if pattern is None else pattern)
+
+
+def _parameters(rows: Jacobian, like: Tensor) -> Tensor:
+    """θ (p,); zeros where the network is not known."""
+    if isinstance(rows, (NetworkJacobian, StreamedJacobian)):
+        return rows.layout.flatten(rows.capture.model)
+    return torch.zeros_like(like)
+
+
+def fit(
+    omega: Precision, selection: Selection | Tensor, *, rescale: Kind = "none"
+) -> SubnetPosterior | RescaledPosterior:
+    """The posterior over the selected parameters; `rescale` fits its variances to those of the full posterior.
+
+    >>> posterior = fit(omega, select(omega, "gradient", k=10), rescale="scale")
+    >>> posterior.variance(J).shape == J.outputs.shape
+    True
+    """
+    posterior = path.fit_subnet(omega, _indices(omega, selection))
+    if rescale == "none":
+        return posterior
+    norms = row_norms(omega.jacobian, omega.prior, omega.memory)
+    full = left_out(fit_full(omega), omega)
+    found = rescale_to_full(posterior, rescale, omega, full, norms)
+    return RescaledPosterior(posterior, found, omega.prior, omega.memory)
+
+
+def fit_path(omega: Precision, selection: Selection | Tensor, ks: Sequence[int]) -> list[SubnetPosterior]:
+    """Posteriors over the first k of a selection, for several k at little more than the cost of the largest.
+
+    >>> [len(posterior.indices) for posterior in fit_path(omega, select(omega, "gradient", k=10), [2, 5, 10])]
+    [2, 5, 10]
+    """
+    return path.fit_path(omega, _indices(omega, selection), list(ks))
+
+
+def variances(posteriors: Sequence[SubnetPosterior], jacobian: Jacobian) -> list[Tensor]:
+    """`posterior.variance(jacobian)` of several posteriors of one path, which share most of the work.
+
+    >>> a, b = variances(fit_path(omega, select(omega, "gradient", k=10), [2, 10]), J)
+    >>> bool((a <= b + 1e-12).all())
+    True
+    """
+    return path.path_variances(posteriors, jacobian, _memory(None, jacobian.outputs.device))
+
+
+def full_posterior(omega: Precision) -> FullPosterior:
+    """Full linearized Laplace: the posterior over all parameters, through the Gram matrix of the rows.
+
+    >>> bool((full_posterior(omega).variance(J) > 0).all())
+    True
+    """
+    return fit_full(omega)
+
+
+def _indices(omega: Precision, selection: Selection | Tensor) -> Tensor:
+    indices = selection.indices if isinstance(selection, Selection) else selection
+    return checked(indices, omega.layout.size, "selection").to(omega.prior.device)
+
+
+def _memory(memory: int | None, device: torch.device) -> int:
+    """Bytes that a computation may take: as asked for, else a safe share of what is free."""
+    return memory or int(devices.free_memory(device) * devices.SAFE_SHARE)

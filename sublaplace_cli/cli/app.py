@@ -125,12 +125,10 @@ def _execute(command: str, settings: Settings) -> None:
 
         with worker_group(info, job.compute.device) as workers:
             job = on_device(job, str(getattr(workers, "device", job.compute.device)))
-            if not info.is_leader:
-                follow_job(job, spec, console, workers)
-                raise typer.Exit(0)
-            outcome = run_job(job, spec, console, workers)
+            # No exit inside this block: the group is closed at its regular end only.
+            outcome = (run_job if info.is_leader else follow_job)(job, spec, console, workers)
         signals.check()
-        code = deliver(job, spec.text, outcome, console)
+        code = 0 if outcome is None else deliver(job, spec.text, outcome, console)
     except Exception as error:
         if isinstance(error, typer.Exit):
             raise

@@ -22,7 +22,6 @@ from .. import __version__, signals
 from ..distributed.process_group import exit_if_distributed, report_error, worker_group
 from ..distributed.ranks import current_rank
 from ..errors import Reason, SublaplaceError
-from ..files.spec.loading import find_spec, load_spec
 from .advice import ADVICE, hint_of
 from .console import Console, print_result
 from .deliver import deliver
@@ -119,6 +118,8 @@ def _execute(command: str, settings: Settings) -> None:
         if not info.is_leader:
             console = Console(quiet=True)
         job = parse_job(command, settings)
+        from ..files.spec.loading import find_spec, load_spec  # imports pydantic
+
         spec = load_spec(job.project.spec or find_spec(Path.cwd()))  # a wrong one is reported before torch is imported
         _route_warnings(console)
         from ..commands.runner import follow_job, run_job  # imports torch
@@ -130,8 +131,6 @@ def _execute(command: str, settings: Settings) -> None:
         signals.check()
         code = 0 if outcome is None else deliver(job, spec.text, outcome, console)
     except Exception as error:
-        if isinstance(error, typer.Exit):
-            raise
         signals.check()  # an interruption that a library turned into another exception
         if settings.debug:
             traceback.print_exc(file=sys.__stderr__)

@@ -11,6 +11,7 @@ from ..run.run import Run
 from ..run.user_files.output_files import protect_inputs
 from ..run.user_files.predictions_file import check_predictions
 from .evaluate import check_bracket
+from .fit import check_rescale
 from .select import require_selector
 from .sweep import is_sweep
 
@@ -35,6 +36,7 @@ def check_run(run: Run) -> None:
     for choice in run.choices:
         _check_choice(run, choice)
     check_bracket(run)
+    check_rescale(run)
     kind = run.job.outputs.plot_kind
     if kind == "map" and run.choices and not any(choice.call.selects for choice in run.choices):
         raise UserError("--plot-kind map: no method of this evaluation chooses a sub-network")

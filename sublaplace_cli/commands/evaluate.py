@@ -42,8 +42,8 @@ def evaluate(run: Run) -> Evaluation:
     """Rows → Ω → select → fit → predict → score."""
     oracle = oracle_outputs(run)  # first: a wrong oracle must not cost a run
     rows = Rows(run)
-    f_train, f = rows.outputs("train"), rows.outputs("test")
-    problem = open_problem(run, rows, f_train)
+    f = rows.outputs("test")
+    problem = open_problem(run, rows)
     known = _comparison(problem, oracle)
     full = full_prediction(problem, known) if _needs_full(run) else None
     known = _with_full(problem, known, full)

@@ -15,13 +15,12 @@ from ..run.user_files.indices_file import read_indices
 
 def fit(run: Run) -> dict[str, Any]:
     """Rows → Ω → select → fit."""
-    rows = Rows(run)
-    problem = open_problem(run, rows, rows.outputs("train"))
+    named = run.job.posterior.indices
+    chosen = None if named is None else read_indices(run, named)  # first: a wrong file must not cost a pass
+    problem = open_problem(run, Rows(run))
     if run.choices and run.choices[0].call.is_full:
         return _fit_full(problem)
-    if run.job.posterior.indices is not None:
-        chosen = read_indices(run, run.job.posterior.indices)
-    else:
+    if chosen is None:
         (chosen,) = Selector(problem, problem.scores).select(run.choices).values()
     (fitted,) = fit_path(problem, [chosen])
     posterior, rescale = fitted.posterior, fitted.rescale
@@ -30,11 +29,15 @@ def fit(run: Run) -> dict[str, Any]:
 
 
 def _fit_full(problem: Problem) -> dict[str, Any]:
-    run = problem.run
-    if run.job.posterior.rescale not in (None, "none"):
-        raise UserError("--rescale is for sub-networks: the full posterior leaves nothing out")
     full = problem.full
-    return problem.with_tuning(_values(problem, FULL, run.layout.size, full.freedom, full.condition))
+    return problem.with_tuning(_values(problem, FULL, problem.run.layout.size, full.freedom, full.condition))
+
+
+def check_rescale(run: Run) -> None:
+    """The full posterior leaves nothing out that rescaling could make up for."""
+    fits_full = run.job.command == "fit" and any(choice.call.is_full for choice in run.choices)
+    if fits_full and run.job.posterior.rescale not in (None, "none"):
+        raise UserError("--rescale is for sub-networks: the full posterior leaves nothing out")
 
 
 def _values(problem: Problem, method: str, k: int, freedom: float, condition: float) -> dict[str, Any]:

@@ -14,8 +14,7 @@ from ..run.selections import Chosen, Selector
 def select(run: Run) -> dict[str, Any]:
     """Rows → Ω → select."""
     (choice,) = run.choices
-    rows = Rows(run)
-    problem = open_problem(run, rows, rows.outputs("train"))
+    problem = open_problem(run, Rows(run))
     chosen = Selector(problem, problem.scores).select([choice])[choice]
     values = {
         "n_params": run.layout.size,

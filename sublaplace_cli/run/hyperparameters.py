@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,15 +64,18 @@ class OpenHyperparameters:
         return dict(zip(self.globs, numbers, strict=True)) if self.is_mapping else numbers[0]
 
 
-def settled_by_spec(run: Run, train_outputs: Tensor) -> Hyperparameters:
+def settled_by_spec(run: Run, train_outputs: Callable[[], Tensor]) -> Hyperparameters:
     """Prior and noise of a spec that leaves nothing to be tuned."""
     prior_precision = run.project.spec.posterior.prior_precision
     prior = prior_vector(prior_precision, run.layout, run.project.loaded.path).to(run.device)
     return Hyperparameters(prior_precision, prior, with_noise(run, train_outputs))
 
 
-def with_noise(run: Run, train_outputs: Tensor) -> Likelihood:
-    """The likelihood with σ₀²: a number of the spec, or the residual mean square of the training or the test rows."""
+def with_noise(run: Run, train_outputs: Callable[[], Tensor]) -> Likelihood:
+    """The likelihood with σ₀²: a number of the spec, or the residual mean square of the training or the test rows.
+
+    `train_outputs` is called only if the number depends on them: it may open the Jacobian of the training rows.
+    """
     likelihood, asked = run.unit_likelihood, run.project.spec.posterior.noise_variance
     if likelihood.noise_variance is None:
         return likelihood
@@ -82,7 +85,7 @@ def with_noise(run: Run, train_outputs: Tensor) -> Likelihood:
     targets = run.targets(name)
     if targets is None:
         raise UserError(f"posterior.noise_variance: the {name} rows have no targets to take it from")
-    f = train_outputs if name == "train" else run.outputs(name)
+    f = train_outputs() if name == "train" else run.outputs(name)
     mean_square = float((targets - f).square().mean())
     if name == "train":
         return likelihood.with_noise(max(mean_square, NOISE_FLOOR))

@@ -166,13 +166,13 @@ class Problem:
         return (self.hyperparameters.noise_variance or 1.0) / len(self.run.split("train")) * freedom
 
 
-def open_problem(run: Run, rows: Rows, train_outputs: Tensor) -> Problem:
+def open_problem(run: Run, rows: Rows) -> Problem:
     """The problem of a run, with its hyperparameters settled."""
     from .tuning import tune  # it selects a sub-network, which starts from a problem
 
     open_parts = OpenHyperparameters.of(run)
     if open_parts.is_settled:
-        return Problem(run, rows, settled_by_spec(run, train_outputs))
+        return Problem(run, rows, settled_by_spec(run, lambda: rows.outputs("train")))
     return Problem(run, rows, tune(run, rows, open_parts))
 
 

@@ -55,8 +55,7 @@ def _start(run: Run, open_parts: OpenHyperparameters) -> Hyperparameters:
     """Open prior precisions at 1, open noise at the residual mean square."""
     asked = run.project.spec.posterior.prior_precision
     prior = prior_vector(asked, run.layout, run.project.loaded.path).to(run.device)
-    f = run.outputs("train") if run.unit_likelihood.noise_variance is not None else torch.empty(0)
-    return Hyperparameters(asked, prior, with_noise(run, f))
+    return Hyperparameters(asked, prior, with_noise(run, lambda: run.outputs("train")))
 
 
 def _settled(run: Run, start: Hyperparameters, open_parts: OpenHyperparameters, best: Optimum) -> Hyperparameters:

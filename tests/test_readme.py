@@ -103,7 +103,7 @@ def test_methods_commands_and_formats_are_documented(name):
     assert f"`{name}`" in README or f"sublaplace {name}" in README
 
 
-@pytest.mark.parametrize("name", [*catalog.DATA_FORMATS, *catalog.ARCHITECTURES, *catalog.LIKELIHOODS])
+@pytest.mark.parametrize("name", [*catalog.DATA_FORMATS, *catalog.ARCHITECTURES, *catalog.TASKS])
 def test_spec_values_are_documented(name):
     assert name in README
 
@@ -138,7 +138,7 @@ def numbers(text):
 
 def test_every_option_has_help():
     from sublaplace_cli.cli.options import OPTIONS
-    from sublaplace_cli.steps.settings import Settings
+    from sublaplace_cli.cli.settings import Settings
 
     assert {field.name for field in dataclasses.fields(Settings)} == set(OPTIONS)
     assert all(option.help for option in OPTIONS.values())

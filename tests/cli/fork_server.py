@@ -21,9 +21,9 @@ import torch._dynamo
 import torch.func
 from torch.export import load  # noqa: F401
 
+import sublaplace_cli.commands.runner
 import sublaplace_cli.render.plots  # matplotlib, too, is slow to import
-import sublaplace_cli.render.text
-import sublaplace_cli.steps.commands  # noqa: F401
+import sublaplace_cli.render.text  # noqa: F401
 from sublaplace_cli.__main__ import main
 
 

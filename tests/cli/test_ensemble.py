@@ -33,7 +33,7 @@ def test_mean_and_unbiased_spread_of_the_members(tool: Tool, project: Project) -
     assert row["rmse"] != other["rmse"]
     assert "spreads alone" in row["why"]["w2"]
     assert row["ipv"] is None
-    assert "compares spreads only" in run.err
+    assert "compares standard deviations only" in run.err
     with open(project.folder / "p.csv", newline="") as file:
         lines = [line for line in csv.DictReader(file) if line["method"] == "ensemble"]
     assert [float(line["mean"]) for line in lines] == pytest.approx(members.mean(0).flatten().tolist(), rel=1e-6)

@@ -138,7 +138,7 @@ def test_kill_9_in_the_jacobian_pass_resumes(tool: Tool, slow: tuple[Project, Pa
     part = folder / "jacobians-train.safetensors.part"
     shutil.copytree(folder, tmp_path / "damaged")
     again = tool(*CHOICE, "--run-dir", folder, cwd=slow[0].folder)
-    assert "going on with the Jacobian of the train rows at row" in again.err
+    assert "continuing the Jacobian of the train rows at row" in again.err
     assert again.code == 0, again.err
     same_as_undisturbed(slow, folder, "resumed")
     # the part that was done is damaged in between: noticed, not used
@@ -177,7 +177,7 @@ def test_scores_of_rows_that_are_neither_stored_nor_held_survive_a_kill(
     assert tool(*words, "--run-dir", tmp_path / "r", cwd=slow[0].folder, env=late).code == -signal.SIGKILL
     again = tool(*words, "--run-dir", tmp_path / "r", cwd=slow[0].folder)
     assert again.code == 0, again.err
-    assert "going on with the Jacobian of the train rows at row" in again.err
+    assert "continuing the Jacobian of the train rows at row" in again.err
     whole_run, resumed = (load_file(tmp_path / name / "scores.safetensors") for name in ("whole", "r"))
     assert torch.allclose(whole_run["score"], resumed["score"], rtol=1e-9)
 

@@ -60,11 +60,11 @@ def test_a_row_beside_the_others(tool: Tool, tmp_path: Path, task: str) -> None:
 
 def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sublaplace_cli.errors import UserError
-    from sublaplace_cli.steps import kfac
+    from sublaplace_cli.run.references import kfac
 
     monkeypatch.setattr(kfac, "find_spec", lambda _name: None)
     with pytest.raises(UserError, match="curvlinops") as refusal:
-        kfac.require_kfac(builtins.object())  # type: ignore[arg-type]
+        kfac.check(builtins.object())  # type: ignore[arg-type]
     assert "sublaplace[kfac]" in str(refusal.value.hint)
 
 

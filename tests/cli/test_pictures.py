@@ -10,9 +10,9 @@ import pytest
 from cli.cli_tools import Project, Tool, mlp, refused, save
 
 from sublaplace_cli.catalog import PICTURES
+from sublaplace_cli.cli import usage
+from sublaplace_cli.cli.settings import Settings
 from sublaplace_cli.errors import UserError
-from sublaplace_cli.steps import request
-from sublaplace_cli.steps.settings import Settings
 
 METHODS = ("--method", "gradient,last-k,neural-linear,norm,map", "--k", "5,10,20")
 
@@ -97,9 +97,9 @@ def test_no_targets_no_calibration(tool: Tool, project: Project) -> None:
 
 
 def test_without_matplotlib_it_says_what_to_install(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(request, "find_spec", lambda name: None)
+    monkeypatch.setattr(usage, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="matplotlib") as error:
-        request.check_usage(Settings(plot=tmp_path / "a.png"))
+        usage.parse_job("evaluate", Settings(plot=tmp_path / "a.png"))
     assert "sublaplace[plot]" in error.value.hint
 
 

@@ -90,7 +90,7 @@ def test_what_a_posterior_alone_cannot_do(tool: Tool, tmp_path: Path) -> None:
         tool("evaluate", "--posterior", posterior.with_name("scores.safetensors"), cwd=folder), "expected posterior"
     )
     full = next(posterior.parent.glob("posterior-full-*"))
-    refused(tool("evaluate", "--posterior", full, cwd=folder), "cannot do without its training rows")
+    refused(tool("evaluate", "--posterior", full, cwd=folder), "cannot predict without its training rows")
     refused(tool("evaluate", "--posterior", posterior, "--samples", "3", cwd=folder), "--predictions")
     refused(tool("evaluate", "--samples", "0", "--predictions", "p.csv", cwd=folder), "positive integer")
     words = ["--method", "gradient,full", "--samples", "3", "--predictions", "p.csv"]

@@ -21,12 +21,12 @@ from torch import nn
 
 if "BLIND" in os.environ:  # this rank does not see the run folder
     from sublaplace_cli.errors import UserError
-    from sublaplace_cli.steps import passes
+    from sublaplace_cli.run.rows import row_shards
 
     def blind(path, kind):
         raise UserError("not on this machine")
 
-    passes.open_artifact = blind
+    row_shards.open_artifact = blind
 
 class Net(nn.Sequential):
     calls = 0
@@ -216,7 +216,7 @@ def test_a_rank_that_dies_ends_all_with_3_and_the_next_run_goes_on(mortal: Proje
     assert "finished parts are kept; run the same command again to continue" in runs[0].err
     assert runs[0].out == ""
     again = ranks(2, *CHOICE, "--run-dir", tmp_path / "r", "--json", cwd=mortal.folder)
-    assert "going on with the Jacobian of the train rows at row" in again[0].err
+    assert "continuing the Jacobian of the train rows at row" in again[0].err
     assert core(leader(again).json()) == core(expected)
     assert contents(tmp_path / "r") == contents(tmp_path / "u")
 
@@ -226,10 +226,16 @@ def forward_passes_before_work(project: Project, tmp_path: Path) -> int:
     low, high = 1, PREPARING
     env = {"PYTHONPATH": f"{ENVIRONMENT['PYTHONPATH']}{os.pathsep}{project.folder}"}
     code = (
-        "from sublaplace_cli.steps.opening import open_session\n"
-        "from sublaplace_cli.steps.settings import Settings, Silent\n"
-        "with open_session(Settings(allow_code=('net',)), Silent(), ('train', 'reference', 'test')) as session:\n"
-        "    print(type(session.model).calls)\n"
+        "from pathlib import Path\n"
+        "from sublaplace_cli.cli.settings import Settings\n"
+        "from sublaplace_cli.cli.usage import parse_job\n"
+        "from sublaplace_cli.core.workers import SINGLE_WORKER\n"
+        "from sublaplace_cli.files.spec.loading import load_spec\n"
+        "from sublaplace_cli.reporter import Silent\n"
+        "from sublaplace_cli.run.run import open_run\n"
+        "job = parse_job('evaluate', Settings(method='gradient', k='5', allow_code=('net',)))\n"
+        "with open_run(job, load_spec(Path('sublaplace.yaml')), Silent(), SINGLE_WORKER) as run:\n"
+        "    print(type(run.passes.model).calls)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=project.folder, env={**ENVIRONMENT, **env}, capture_output=True, check=True

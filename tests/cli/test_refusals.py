@@ -125,7 +125,7 @@ def test_indices_that_cannot_be(tool: Tool, project: Project, tmp_path: Path) ->
         np.savez(file, a=np.arange(3))
     fit("zip.npy", "zip.npy")
     (tmp_path / "words.txt").write_text("one\ntwo\n")
-    fit("words.txt", "words.txt", "one flat index a line")
+    fit("words.txt", "words.txt", "one flat index per line")
     fit("absent.npy", "absent.npy", "no such file")
     both = tool("fit", "--indices", tmp_path / "large.npy", "--k", 3, cwd=project.folder)
     refused(both, "--indices", "--k")

@@ -58,8 +58,8 @@ def test_auto_takes_the_smallest_k_that_retains_enough(tool: Tool, project: Proj
 AUTO = [
     (["--k", "auto", "--retain", "0"], "out of range"),
     (["--k", "auto", "--retain", "1.1"], "out of range"),
-    (["--k", "10", "--retain", "0.5"], "goes with --k auto"),
-    (["--retain", "0.5"], "goes with --k auto"),
+    (["--k", "10", "--retain", "0.5"], "--retain needs --k auto"),
+    (["--retain", "0.5"], "--retain needs --k auto"),
     (["--k", "auto", "--method", "greedy", "--pool", "2k"], "--pool"),
     (["--k", "auto", "--method", "variance", "--pool", "paper"], "--pool"),
     (["--k", "auto", "--method", "neural-linear"], "takes no k"),

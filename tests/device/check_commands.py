@@ -22,13 +22,12 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from cases import CASES  # noqa: E402
 from cli_tools import Project, mlp, save  # noqa: E402
+from commands.in_process import Notes, result_of  # noqa: E402
 from second_device import SecondDevice, install  # noqa: E402
 
 from sublaplace_cli import device as devices  # noqa: E402
 from sublaplace_cli.catalog import METHODS  # noqa: E402
-from sublaplace_cli.render.text import json_text  # noqa: E402
-from sublaplace_cli.steps.commands import run_command  # noqa: E402
-from sublaplace_cli.steps.settings import Settings, Silent  # noqa: E402
+from sublaplace_cli.cli.settings import Settings  # noqa: E402
 
 REFERENCES = [name for name, method in METHODS.items() if method.entry is None]
 ALL = ",".join([*METHODS, "names:*bias"])
@@ -93,7 +92,7 @@ def short_of_memory(folder: Path, device: str) -> Any:
         allow_code=("nets",),
     )
     notes = Notes()
-    result = run_command("evaluate", settings, notes, json_text).result
+    result = result_of("evaluate", settings, notes)
     kept = {key: result[key] for key in ("rows", "full", "noise_variance")}
     return kept, [note for note in notes.said if "out of memory" in note]
 
@@ -131,16 +130,6 @@ CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
 }
 
 
-class Notes(Silent):
-    """Remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.said.append(text)
-
-
 def results(project: Project, device: str, report: Notes) -> list[Any]:
     """What the calls of a project gave on this device, without times, places and the name of the device."""
     found: list[Any] = []
@@ -157,7 +146,7 @@ def results(project: Project, device: str, report: Notes) -> list[Any]:
         settings = Settings(
             spec=project.folder / "sublaplace.yaml", device=device, dtype="float64", allow_code=("nets",), **options
         )
-        result = run_command(command, settings, report, json_text).result
+        result = result_of(command, settings, report)
         found.append({key: value for key, value in result.items() if key not in PLACES})
         found.append(sorted(result["artifacts"]))
         if "predictions" in options:

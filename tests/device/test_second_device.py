@@ -94,7 +94,7 @@ def test_a_device_that_runs_out_of_memory_goes_on_with_half_and_says_so(commands
     complaints = commands["memory"]["complaints"]
     assert commands["memory"]["refused"] == len(complaints) >= 3
     for complaint in complaints:
-        assert "going on within" in complaint
+        assert "continuing within" in complaint
 
 
 def test_the_commands_stored_read_back_and_computed_again(commands: dict[str, Any]) -> None:

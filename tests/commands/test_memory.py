@@ -7,28 +7,21 @@ from pathlib import Path
 import pytest
 import torch
 from cli.cli_tools import Project, mlp, save
+from commands.in_process import Notes, result_of
 
+from sublaplace_cli.cli.advice import hint_of
+from sublaplace_cli.cli.settings import Settings
+from sublaplace_cli.commands import evaluate
 from sublaplace_cli.core.jacobian.capture import Capture, Captured
 from sublaplace_cli.core.network.forward import Inputs, row_count
 from sublaplace_cli.errors import SublaplaceError
-from sublaplace_cli.render.text import json_text
-from sublaplace_cli.steps import evaluate, full
-from sublaplace_cli.steps.commands import run_command
-from sublaplace_cli.steps.settings import Settings, Silent
-
-
-class Notes(Silent):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.said.append(text)
+from sublaplace_cli.run import problem
 
 
 def run(project: Project, notes: Notes, name: str, **options: str) -> dict:
     spec = project.folder / "sublaplace.yaml"
     settings = Settings(spec=spec, dtype="float64", k="5", run_dir=project.folder / name, **options)
-    return run_command("evaluate", settings, notes, json_text).result
+    return result_of("evaluate", settings, notes)
 
 
 @pytest.fixture
@@ -56,13 +49,15 @@ def test_passes_are_halved_until_they_fit(
     project: Project, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
 ) -> None:
     expected = run(project, Notes(), "whole", **options)
-    monkeypatch.setattr("sublaplace_cli.steps.opening.prepare_capture", prepared_with_room(monkeypatch))
+    monkeypatch.setattr("sublaplace_cli.run.run.prepare_capture", prepared_with_room(monkeypatch))
     sizes, notes = with_room_for(monkeypatch, 3), Notes()
     found = run(project, notes, "halved", **options)
     said = [note for note in notes.said if "out of memory" in note]
     assert said == [
-        "out of memory on cpu: going on in passes of 4 rows instead of 8",
-        "out of memory on cpu: going on in passes of 2 rows instead of 4",
+        "out of memory on cpu: continuing with passes of 16 rows instead of 32",
+        "out of memory on cpu: continuing with passes of 8 rows instead of 16",
+        "out of memory on cpu: continuing with passes of 4 rows instead of 8",
+        "out of memory on cpu: continuing with passes of 2 rows instead of 4",
     ]
     assert max(sizes) == 2
     for a, b in zip(found["rows"], expected["rows"], strict=True):
@@ -70,7 +65,7 @@ def test_passes_are_halved_until_they_fit(
 
 
 def test_one_row_that_does_not_fit_is_an_error(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sublaplace_cli.steps.opening.prepare_capture", prepared_with_room(monkeypatch))
+    monkeypatch.setattr("sublaplace_cli.run.run.prepare_capture", prepared_with_room(monkeypatch))
     with_room_for(monkeypatch, 0)
     with pytest.raises(torch.OutOfMemoryError):
         run(project, Notes(), "none")
@@ -95,19 +90,19 @@ WHOLE = Capture.__call__
 
 def test_a_step_goes_on_with_half_the_memory(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = run(project, Notes(), "whole", memory="64MiB")
-    whole, failures = full.fit_full, [torch.OutOfMemoryError("injected"), MemoryError()]
+    whole, failures = problem.fit_full, [torch.OutOfMemoryError("injected"), MemoryError()]
 
     def fit(precision):
         if failures:
             raise failures.pop()
         return whole(precision)
 
-    monkeypatch.setattr(full, "fit_full", fit)
+    monkeypatch.setattr(problem, "fit_full", fit)
     notes = Notes()
     found = run(project, notes, "again", memory="64MiB")
     assert [note for note in notes.said if "out of memory" in note] == [
-        "out of memory on cpu: going on within 32.0 MiB; finished parts are reused",
-        "out of memory on cpu: going on within 16.0 MiB; finished parts are reused",
+        "out of memory on cpu: continuing within 32.0 MiB; finished parts are reused",
+        "out of memory on cpu: continuing within 16.0 MiB; finished parts are reused",
     ]
     assert notes.said.count("reusing jacobians-test") == 2
     assert found["rows"] == expected["rows"]
@@ -117,7 +112,7 @@ def test_it_gives_up_in_the_end(project: Project, monkeypatch: pytest.MonkeyPatc
     def fail(*_args):
         raise torch.OutOfMemoryError("injected")
 
-    monkeypatch.setattr(evaluate, "full_spread", fail)
+    monkeypatch.setattr(evaluate, "full_prediction", fail)
     with pytest.raises(torch.OutOfMemoryError):
         run(project, Notes(), "never", memory="1MiB")
 
@@ -130,9 +125,10 @@ def test_single_precision_is_accepted_where_it_is_right_and_refused_where_it_is_
     assert found["provenance"]["fingerprint"] != expected["provenance"]["fingerprint"]
     for number, prior in enumerate((1e-2, 1e-4)):  # variances that are off; no factor at all
         project.use(posterior={"prior_precision": prior, "noise_variance": prior})
-        with pytest.raises(SublaplaceError, match="--gram-dtype float32 is not good enough here") as refused:
+        with pytest.raises(SublaplaceError, match="float32 products is not accurate enough here") as refused:
             run(project, Notes(), f"refused-{number}", gram_dtype="float32")
         assert refused.value.exit_code == 3
+        assert "use --gram-dtype float64" in str(hint_of(refused.value))
         run(project, Notes(), f"accepted-{number}")
 
 

@@ -27,7 +27,7 @@ PRIORS = ("equal", "unequal")
 
 def block_gram(block: Block, other: Block, v: Tensor) -> Tensor:
     """J V⁻¹ J′ᵀ of two blocks."""
-    rows = [len(q.dense().flat) for q in (block, other)]
+    rows = [len(each.dense().flat) for each in (block, other)]
     total = torch.zeros(*rows, dtype=torch.float64, device=v.device)
     block.add_gram(other, v, total)
     return total
@@ -93,7 +93,7 @@ def held(J: Tensor, layout: Layout | None = None, f: Tensor | None = None) -> He
     J = J if J.ndim == 3 else J.unsqueeze(1)
     layout = layout or Layout.from_shapes([("w", (J.shape[2],))])
     f = torch.zeros(J.shape[:2], dtype=torch.float64) if f is None else f
-    return HeldJacobian(layout, f, tuple(DenseBlock(q.offset, J[:, :, q.span]) for q in layout.parameters))
+    return HeldJacobian(layout, f, tuple(DenseBlock(one.offset, J[:, :, one.span]) for one in layout.parameters))
 
 
 def synthetic(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import reference
@@ -11,17 +11,54 @@ import torch
 from core.problems import random_matrix
 from scipy import integrate, stats
 
-from sublaplace_cli.core.metrics import ECE_BINS, Predictive, calibration_error, log_probabilities, score
+from sublaplace_cli import catalog
+from sublaplace_cli.commands.scoring import score_row
+from sublaplace_cli.core.likelihoods.binary import Binary
+from sublaplace_cli.core.likelihoods.classes import ECE_BINS, calibration_error
+from sublaplace_cli.core.likelihoods.multiclass import Multiclass
+from sublaplace_cli.core.likelihoods.regression import Regression
+from sublaplace_cli.core.posterior.rescale import Rescale
+from sublaplace_cli.core.prediction import Absent, Comparison, Prediction
+from sublaplace_cli.results.result import Row
 
 M = 40
 TASKS = {"regression": 1, "regression-3": 3, "binary": 1, "multiclass": 4}
 MEANS_WITH_ERRORS = ("w2", "coverage95", "coverage95_total", "nll", "crps", "accuracy", "brier")
+OF_THE_POSTERIOR = {"rescale", "remainder", "ipv", "discrepancy", "retained"}
 EVERY_KEY = {"mean_std", "w2_relative", "w2_total", "rmse", "ece"} | {
     key for name in MEANS_WITH_ERRORS for key in (name, f"{name}_se")
 }
 
 
-def known(kind: str, rows: int = M) -> tuple[torch.Tensor, Predictive]:
+@dataclass(frozen=True)
+class Known:
+    """Outputs of a network at the test rows, and what its predictions are compared with."""
+
+    task: str
+    f: torch.Tensor
+    comparison: Comparison
+
+    @property
+    def sigma2(self) -> float | None:
+        return self.comparison.likelihood.noise_variance
+
+    @property
+    def targets(self) -> torch.Tensor:
+        return self.comparison.targets
+
+    @property
+    def oracle(self) -> torch.Tensor:
+        return self.comparison.oracle
+
+    @property
+    def std_full(self) -> torch.Tensor:
+        return self.comparison.std_full
+
+    def but(self, **changes) -> Known:
+        return replace(self, comparison=replace(self.comparison, **changes))
+
+
+def made(kind: str, rows: int = M) -> tuple[torch.Tensor, Known]:
     """(std of a method, all that is known of the test rows)."""
     task, C = kind.partition("-")[0], TASKS[kind]
     f = 1.5 * random_matrix(rows, C, seed=1)
@@ -30,35 +67,43 @@ def known(kind: str, rows: int = M) -> tuple[torch.Tensor, Predictive]:
     full = random_matrix(rows, C, seed=3).abs() + 0.1
     std = full * torch.rand(rows, C, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     oracle = f + 0.8 * random_matrix(rows, C, seed=5)
-    sigma2 = 0.4 if task == "regression" else None
-    return std, Predictive(task, f, sigma2, targets, oracle, full)
+    likelihood = catalog.load(catalog.TASKS[task].entry)().with_noise(0.4)
+    return std, Known(task, f, Comparison(likelihood, 50, targets, oracle, full, full_ipv=0.25))
 
 
-def expected(std: torch.Tensor, given: Predictive) -> dict[str, float]:
-    values = reference.closeness(given.std_full, std, given.sigma2)
+def score(std: torch.Tensor, known: Known, **changes) -> Row:
+    # The square root of a square is the number itself in IEEE arithmetic, so that `std` arrives unchanged.
+    prediction = Prediction("made", 7, known.f, std.square(), freedom=6.5, rescale=Rescale(1.25, 0.5))
+    return score_row(replace(prediction, **changes), known.comparison)
+
+
+def expected(std: torch.Tensor, known: Known) -> dict[str, float]:
+    values = reference.closeness(known.std_full, std, known.sigma2)
     values["mean_std"] = float(std.mean())
-    values["coverage95"] = float(((given.oracle - given.f).abs() <= 1.96 * std).double().mean())
-    if given.task == "regression":
-        return values | reference.regression_metrics(given.targets, given.f, std, given.sigma2)
-    return values | reference.classification_metrics(given.task, given.targets, given.f, std)
+    values["coverage95"] = float(((known.oracle - known.f).abs() <= 1.96 * std).double().mean())
+    ipv = (known.sigma2 or 1.0) / 50 * 6.5
+    values |= {"rescale": 1.25, "remainder": 0.5, "ipv": ipv, "discrepancy": 0.25 - ipv, "retained": ipv / 0.25}
+    if known.task == "regression":
+        return values | reference.regression_metrics(known.targets, known.f, std, known.sigma2)
+    return values | reference.classification_metrics(known.task, known.targets, known.f, std)
 
 
 @pytest.mark.parametrize("kind", TASKS)
 def test_every_metric_is_that_of_the_reference(kind):
-    std, given = known(kind)
-    found, wanted = score(std, given).values, expected(std, given)
-    assert set(found) == EVERY_KEY
+    std, known = made(kind)
+    found, wanted = score(std, known).values, expected(std, known)
+    assert set(found) == EVERY_KEY | OF_THE_POSTERIOR
     for name, value in wanted.items():
         assert found[name] == pytest.approx(value, rel=1e-10), name
 
 
 @pytest.mark.parametrize("kind", TASKS)
 def test_what_does_not_apply_is_none_with_a_reason(kind):
-    std, given = known(kind)
-    scores = score(std, given)
+    std, known = made(kind)
+    scores = score(std, known)
     absent = (
         {"accuracy", "accuracy_se", "brier", "brier_se", "ece"}
-        if given.task == "regression"
+        if known.task == "regression"
         else {"coverage95_total", "coverage95_total_se", "crps", "crps_se", "rmse", "w2_total"}
     )
     assert {name for name, value in scores.values.items() if value is None} == absent
@@ -70,15 +115,15 @@ def test_what_does_not_apply_is_none_with_a_reason(kind):
 @pytest.mark.parametrize(
     ("missing", "reason", "lost"),
     [
-        ("targets", "no_targets", {"nll", "nll_se", "rmse", "crps", "coverage95_total", "accuracy", "brier_se", "ece"}),
-        ("std_full", "no_full", {"w2", "w2_se", "w2_relative", "w2_total"}),
-        ("oracle", "no_oracle", {"coverage95", "coverage95_se"}),
+        ("targets", "targets", {"nll", "nll_se", "rmse", "crps", "coverage95_total", "accuracy", "brier_se", "ece"}),
+        ("std_full", "full", {"w2", "w2_se", "w2_relative", "w2_total"}),
+        ("oracle", "oracle", {"coverage95", "coverage95_se"}),
     ],
 )
 def test_what_is_not_known_is_none_with_its_own_reason(kind, missing, reason, lost):
-    std, given = known(kind)
-    before = score(std, given)
-    after = score(std, replace(given, **{missing: None, reason: "because"}))
+    std, known = made(kind)
+    before = score(std, known)
+    after = score(std, known.but(**{missing: None, "absent": Absent(**{reason: "because"})}))
     for name in lost:
         assert after.values[name] is None
         assert after.why[name] in {"because", before.why.get(name)}
@@ -91,27 +136,28 @@ def test_what_is_not_known_is_none_with_its_own_reason(kind, missing, reason, lo
 @pytest.mark.parametrize("kind", TASKS)
 def test_standard_errors_are_by_row_with_ddof_1(kind):
     """Repeating every output of a row must not shrink them: outputs of one row are not independent."""
-    std, given = known(kind)
-    values = score(std, given).values
-    rows = (given.std_full - std).abs().mean(1)
+    std, known = made(kind)
+    values = score(std, known).values
+    rows = (known.std_full - std).abs().mean(1)
     assert values["w2_se"] == pytest.approx(float(stats.sem(rows.numpy(), ddof=1)), rel=1e-12)
-    inside = ((given.oracle - given.f).abs() <= 1.96 * std).double().mean(1)
+    inside = ((known.oracle - known.f).abs() <= 1.96 * std).double().mean(1)
     assert values["coverage95_se"] == pytest.approx(float(stats.sem(inside.numpy(), ddof=1)), rel=1e-12)
 
 
 def test_repeated_outputs_do_not_shrink_the_standard_error():
-    std, given = known("regression")
-    tripled = replace(given, **{n: getattr(given, n).expand(-1, 3) for n in ("f", "targets", "oracle", "std_full")})
-    once, thrice = score(std, given).values, score(std.expand(-1, 3), tripled).values
+    std, known = made("regression")
+    thrice = {n: getattr(known, n).expand(-1, 3) for n in ("targets", "oracle", "std_full")}
+    tripled = replace(known.but(**thrice), f=known.f.expand(-1, 3))
+    once, thrice = score(std, known).values, score(std.expand(-1, 3), tripled).values
     for name in ("w2_se", "nll_se", "crps_se", "coverage95_se", "coverage95_total_se", "rmse"):
         assert thrice[name] == pytest.approx(once[name], rel=1e-12)
 
 
 @pytest.mark.parametrize("kind", TASKS)
 def test_one_row_has_no_standard_error(kind):
-    std, given = known(kind, rows=1)
-    scores = score(std, given)
-    assert scores.values["w2"] == pytest.approx(float((given.std_full - std).abs().mean()))
+    std, known = made(kind, rows=1)
+    scores = score(std, known)
+    assert scores.values["w2"] == pytest.approx(float((known.std_full - std).abs().mean()))
     for name in MEANS_WITH_ERRORS:
         assert scores.values[f"{name}_se"] is None
         if scores.values[name] is not None:
@@ -119,68 +165,72 @@ def test_one_row_has_no_standard_error(kind):
 
 
 def test_nll_is_that_of_scipy():
-    std, given = known("regression-3")
-    total = (std.square() + given.sigma2).sqrt()
-    logpdf = stats.norm.logpdf(given.targets.numpy(), given.f.numpy(), total.numpy())
-    assert score(std, given).values["nll"] == pytest.approx(-logpdf.mean(), rel=1e-12)
+    std, known = made("regression-3")
+    total = (std.square() + known.sigma2).sqrt()
+    logpdf = stats.norm.logpdf(known.targets.numpy(), known.f.numpy(), total.numpy())
+    assert score(std, known).values["nll"] == pytest.approx(-logpdf.mean(), rel=1e-12)
 
 
 def test_crps_is_the_integral_that_defines_it():
     """∫ (F(t) − 1[t ≥ y])² dt by quadrature on either side of y."""
-    std, given = known("regression", rows=6)
+    std, known = made("regression", rows=6)
     values = []
-    for f, s, y in zip(given.f[:, 0].tolist(), std[:, 0].tolist(), given.targets[:, 0].tolist(), strict=True):
-        normal = stats.norm(f, math.sqrt(s * s + given.sigma2))
+    for f, s, y in zip(known.f[:, 0].tolist(), std[:, 0].tolist(), known.targets[:, 0].tolist(), strict=True):
+        normal = stats.norm(f, math.sqrt(s * s + known.sigma2))
         below = integrate.quad(lambda t: normal.cdf(t) ** 2, -60, y, epsabs=1e-13, epsrel=1e-13, limit=400)[0]  # noqa: B023
         above = integrate.quad(lambda t: normal.sf(t) ** 2, y, 60, epsabs=1e-13, epsrel=1e-13, limit=400)[0]  # noqa: B023
         values.append(below + above)
-    assert score(std, given).values["crps"] == pytest.approx(sum(values) / 6, rel=1e-9)
+    assert score(std, known).values["crps"] == pytest.approx(sum(values) / 6, rel=1e-9)
 
 
 def test_the_full_posterior_is_at_no_distance_from_itself():
-    _, given = known("regression-3")
-    values = score(given.std_full, given).values
+    _, known = made("regression-3")
+    values = score(known.std_full, known).values
     assert (values["w2"], values["w2_se"], values["w2_relative"], values["w2_total"]) == (0.0, 0.0, 0.0, 0.0)
 
 
 def test_a_full_posterior_without_spread_has_no_relative_distance():
-    std, given = known("regression")
-    scores = score(std, replace(given, std_full=torch.zeros_like(std)))
+    std, known = made("regression")
+    scores = score(std, known.but(std_full=torch.zeros_like(std)))
     assert scores.values["w2_relative"] is None
     assert "no spread" in scores.why["w2_relative"]
     assert scores.values["w2"] == pytest.approx(float(std.mean()))
 
 
 def test_numbers_that_are_not_finite_are_none():
-    std, given = known("regression")
-    scores = score(std, replace(given, targets=torch.full_like(std, 1e200)))
+    std, known = made("regression")
+    scores = score(std, known.but(targets=torch.full_like(std, 1e200)))
     assert scores.values["rmse"] is None
     assert scores.values["nll"] is None
     assert scores.why["rmse"] == "not a finite number"
 
 
 def test_no_epistemic_spread_leaves_the_plain_probabilities():
-    _, given = known("multiclass")
-    p = log_probabilities(given.f, torch.zeros_like(given.f)).exp()
-    torch.testing.assert_close(p, torch.softmax(given.f, 1), rtol=1e-13, atol=0)
+    _, known = made("multiclass")
+    p = Multiclass().log_probabilities(known.f, torch.zeros_like(known.f)).exp()
+    torch.testing.assert_close(p, torch.softmax(known.f, 1), rtol=1e-13, atol=0)
 
 
 def test_the_probit_correction_divides_every_logit():
     f, std = torch.tensor([[3.0, -1.0]], dtype=torch.float64), torch.tensor([[2.0, 0.5]], dtype=torch.float64)
     z = [3.0 / math.sqrt(1 + math.pi * 4.0 / 8), -1.0 / math.sqrt(1 + math.pi * 0.25 / 8)]
-    assert float(log_probabilities(f, std).exp()[0, 0]) == pytest.approx(1 / (1 + math.exp(z[1] - z[0])), rel=1e-13)
+    assert float(Multiclass().log_probabilities(f, std).exp()[0, 0]) == pytest.approx(
+        1 / (1 + math.exp(z[1] - z[0])), rel=1e-13
+    )
 
 
 def test_one_logit_is_two_classes():
-    p = log_probabilities(torch.tensor([[1.2]], dtype=torch.float64), torch.tensor([[0.0]], dtype=torch.float64)).exp()
+    f = torch.tensor([[1.2]], dtype=torch.float64)
+    p = Binary().log_probabilities(f, torch.zeros_like(f)).exp()
     assert p[0].tolist() == pytest.approx([1 / (1 + math.exp(1.2)), 1 / (1 + math.exp(-1.2))], rel=1e-13)
 
 
 @pytest.mark.parametrize("y", [0, 1])
 def test_nll_stays_finite_for_a_certain_logit(y):
     """−log σ(±800): a probability of 0 in float64, but not an infinite loss."""
-    given = Predictive("binary", torch.tensor([[800.0]], dtype=torch.float64), None, torch.tensor([y]), None, None)
-    assert score(torch.zeros(1, 1).double(), given).values["nll"] == pytest.approx(0.0 if y else 800.0)
+    f = torch.tensor([[800.0]], dtype=torch.float64)
+    known = Known("binary", f, Comparison(Binary(), 1, torch.tensor([y]), None, None))
+    assert score(torch.zeros(1, 1).double(), known).values["nll"] == pytest.approx(0.0 if y else 800.0)
 
 
 def ece(confidence: list[float], correct: list[float]) -> float:
@@ -211,5 +261,47 @@ def test_a_probability_of_zero_is_counted():
 def test_coverage_counts_the_edge_as_covered():
     one = torch.ones(4, 1).double()
     oracle = torch.tensor([[1.96], [-1.96], [1.9600001], [0.0]], dtype=torch.float64)
-    given = Predictive("regression", torch.zeros(4, 1).double(), 1.0, None, oracle, None)
-    assert score(one, given).values["coverage95"] == 0.75
+    known = Known("regression", torch.zeros(4, 1).double(), Comparison(Regression(1.0), 1, None, oracle, None))
+    assert score(one, known).values["coverage95"] == 0.75
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_bounds_of_the_full_posterior_add_two_metrics(kind):
+    std, known = made(kind)
+    low, high = 0.5 * known.std_full, 2 * known.std_full
+    values = score(std, known.but(std_bounds=(low, high))).values
+    assert set(values) == EVERY_KEY | OF_THE_POSTERIOR | {"w2_low", "w2_high"}
+    least = ((low - std).clamp(min=0) + (std - high).clamp(min=0)).mean()
+    assert values["w2_low"] == pytest.approx(float(least), rel=1e-12)
+    assert values["w2_high"] == pytest.approx(float(torch.maximum(high - std, (low - std).abs()).mean()), rel=1e-12)
+    assert values["w2_low"] <= values["w2"] <= values["w2_high"]
+
+
+def test_a_method_without_a_posterior_has_no_ipv():
+    std, known = made("regression")
+    row = score(std, known, freedom=None)
+    for name in ("ipv", "discrepancy", "retained"):
+        assert row.values[name] is None
+        assert row.why[name] == "made has no posterior"
+
+
+def test_a_full_network_without_ipv_has_nothing_to_retain():
+    std, known = made("regression")
+    assert score(std, known.but(full_ipv=0.0)).why["retained"] == "the full network's ipv is 0"
+    absent = score(std, known.but(full_ipv=None, absent=Absent(full="because")))
+    assert absent.why["retained"] == absent.why["discrepancy"] == "because"
+    assert absent.values["ipv"] is not None
+
+
+def test_a_scale_that_could_not_be_fitted_is_none():
+    std, known = made("regression")
+    row = score(std, known, rescale=Rescale(None, 0.25))
+    assert (row.values["rescale"], row.values["remainder"]) == (None, 0.25)
+    assert "variance is 0" in row.why["rescale"]
+
+
+def test_a_distance_between_spreads_alone_is_marked():
+    std, known = made("regression")
+    row = score(std, known, own_mean=True)
+    assert row.values["w2"] == score(std, known).values["w2"]
+    assert "mean" in row.why["w2"]

@@ -7,8 +7,8 @@ import reference
 import torch
 from core.problems import PRIORS, prior_of, random_matrix, subset, synthetic
 
-from sublaplace_cli.core.posterior.fitting import fit_subnet
-from sublaplace_cli.core.posterior.sampling import draw_outputs, draw_parameters
+from sublaplace_cli.core.posterior.path import fit_subnet
+from sublaplace_cli.core.posterior.sampling import draw_outputs
 
 COUNT = 200_000
 
@@ -19,7 +19,7 @@ def test_the_covariance_of_the_draws(form, prior):
     problem = synthetic(random_matrix(6, 2, 9), prior_of(prior, 9), sigma2=0.4, J_test=random_matrix(3, 2, 9, seed=4))
     S = subset(9, 5)
     posterior = fit_subnet(problem.precision, S, form)
-    theta = draw_parameters(posterior, COUNT, seed=3)
+    theta = posterior.draw(COUNT, seed=3)
     S = posterior.indices
     expected = torch.linalg.inv(reference.precision(problem.J, problem.H, problem.v)[S][:, S])
     found = theta @ theta.T / COUNT
@@ -37,6 +37,6 @@ def test_the_covariance_of_the_draws(form, prior):
 
 def test_draws_repeat_with_the_seed():
     posterior = fit_subnet(synthetic(random_matrix(6, 1, 9)).precision, torch.arange(4))
-    first, again, other = (draw_parameters(posterior, 3, seed) for seed in (1, 1, 2))
+    first, again, other = (posterior.draw(3, seed) for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)

@@ -11,12 +11,14 @@ import torch
 from core.problems import assert_close, random_matrix
 from torch.nn import functional as F
 
-from sublaplace_cli.catalog import LIKELIHOODS, load
-from sublaplace_cli.core.likelihoods import SOFTMAX_RIDGE, binary, multiclass, regression
+from sublaplace_cli.catalog import TASKS, load
+from sublaplace_cli.core.likelihoods.binary import Binary
+from sublaplace_cli.core.likelihoods.multiclass import SOFTMAX_RIDGE, Multiclass
+from sublaplace_cli.core.likelihoods.regression import Regression
 
 
 def hessian(negative_log_likelihood, f: torch.Tensor) -> torch.Tensor:
-    """(N, C, C) by autograd, a row at a time."""
+    """(N, C, C) by autograd, one row at a time."""
     return torch.stack([torch.autograd.functional.hessian(negative_log_likelihood, row) for row in f])
 
 
@@ -29,7 +31,7 @@ def squared(W: torch.Tensor) -> torch.Tensor:
 def test_regression_root(C, sigma2):
     f, y = random_matrix(6, C), random_matrix(C, seed=1)
     expected = hessian(lambda row: ((y - row) ** 2).sum() / (2 * sigma2), f)
-    assert_close(squared(regression(f, sigma2)), expected, 1e-12)
+    assert_close(squared(Regression(sigma2).root(f)), expected, 1e-12)
 
 
 @pytest.mark.parametrize("y", [0.0, 1.0])
@@ -37,14 +39,14 @@ def test_binary_root(y):
     f = 3 * random_matrix(9, 1)
     target = torch.tensor([y], dtype=torch.float64)
     expected = hessian(lambda row: F.binary_cross_entropy_with_logits(row, target), f)
-    assert_close(squared(binary(f)), expected, 1e-12)
+    assert_close(squared(Binary().root(f)), expected, 1e-12)
 
 
 @pytest.mark.parametrize("y", [0, 3])
 def test_multiclass_root(y):
     f = 2 * random_matrix(9, 4)
     expected = hessian(lambda row: F.cross_entropy(row.unsqueeze(0), torch.tensor([y])), f)
-    assert_close(squared(multiclass(f)), expected + 1e-6 * torch.eye(4, dtype=torch.float64), 1e-10)
+    assert_close(squared(Multiclass().root(f)), expected + 1e-6 * torch.eye(4, dtype=torch.float64), 1e-10)
 
 
 @pytest.mark.parametrize("f", [0.0, 1.0, -40.0, 40.0, -700.0, 700.0])
@@ -52,24 +54,24 @@ def test_the_binary_weight_does_not_vanish(f):
     """p(1 − p) is 0 in float64 from f = 37 on; the closed form is right as far as float64 reaches."""
     with mpmath.workdps(50):
         exact = float(mpmath.exp(-abs(f)) / (1 + mpmath.exp(-abs(f))) ** 2)
-    found = float(squared(binary(torch.tensor([[f]], dtype=torch.float64))))
+    found = float(squared(Binary().root(torch.tensor([[f]], dtype=torch.float64))))
     assert found > 0
     assert found == pytest.approx(exact, rel=1e-12, abs=0)
 
 
 def test_a_certain_softmax_keeps_its_ridge():
-    H = squared(multiclass(torch.tensor([[800.0, 0.0, -800.0]], dtype=torch.float64)))[0]
+    H = squared(Multiclass().root(torch.tensor([[800.0, 0.0, -800.0]], dtype=torch.float64)))[0]
     assert_close(H, SOFTMAX_RIDGE * torch.eye(3, dtype=torch.float64), 1e-9)
 
 
-@pytest.mark.parametrize("task", sorted(LIKELIHOODS))
+@pytest.mark.parametrize("task", sorted(TASKS))
 def test_roots_agree_with_the_reference_and_are_double(task):
     f = 2 * random_matrix(8, 1 if task == "binary" else 3)
-    W = load(LIKELIHOODS[task])(f.float(), 0.5)
-    assert W.dtype == torch.float64
-    assert_close(squared(load(LIKELIHOODS[task])(f, 0.5)), reference.output_hessian(task, f, 0.5), 1e-10)
+    likelihood = load(TASKS[task].entry)().with_noise(0.5)
+    assert likelihood.root(f.float()).dtype == torch.float64
+    assert_close(squared(likelihood.root(f)), reference.output_hessian(task, f, 0.5), 1e-10)
 
 
 def test_rows_are_weighted_each_by_its_own_output():
     f = torch.tensor([[0.0], [math.log(3.0)]], dtype=torch.float64)
-    assert_close(squared(binary(f)).flatten(), torch.tensor([1 / 4, 3 / 16]), 1e-14)
+    assert_close(squared(Binary().root(f)).flatten(), torch.tensor([1 / 4, 3 / 16]), 1e-14)

@@ -9,20 +9,20 @@ import reference
 import torch
 from core.problems import PRIORS, Problem, assert_close, random_matrix, solved, subset, synthetic
 
-from sublaplace_cli.core.likelihoods import binary
+from sublaplace_cli.core.likelihoods.binary import Binary
 from sublaplace_cli.core.omega.row_sums import row_norms
-from sublaplace_cli.core.posterior.fitting import fit_full, fit_subnet
+from sublaplace_cli.core.posterior.full import fit_full
+from sublaplace_cli.core.posterior.path import fit_subnet
 from sublaplace_cli.core.posterior.rescale import (
     Rescale,
     fit_rescale,
     fit_scale,
-    left_out_full,
-    left_out_subnet,
+    left_out,
     outside_norms,
 )
 
 SOME = ["linear", "mlp", "mlp-3-outputs", "conv-binary", "mlp-multiclass", "attention"]
-each_problem = pytest.mark.parametrize(("name", "prior"), [(n, q) for n in SOME for q in PRIORS])
+each_problem = pytest.mark.parametrize(("name", "prior"), [(n, prior) for n in SOME for prior in PRIORS])
 
 
 def refitted(problem: Problem, S: torch.Tensor) -> torch.Tensor:
@@ -39,11 +39,11 @@ def refitted(problem: Problem, S: torch.Tensor) -> torch.Tensor:
 def test_left_out_variances_are_those_of_a_fit_without_the_row(name, prior):
     problem = solved(name, prior)
     everything = torch.arange(problem.p)
-    assert_close(left_out_full(fit_full(problem.precision)), refitted(problem, everything), 1e-7)
+    assert_close(left_out(fit_full(problem.precision), problem.precision), refitted(problem, everything), 1e-7)
     for k in sorted({1, problem.p // 3, problem.p}):
         S = subset(problem.p, k)
         for form in ("primal", "dual"):
-            found = left_out_subnet(fit_subnet(problem.precision, S, form), problem.precision)
+            found = left_out(fit_subnet(problem.precision, S, form), problem.precision)
             # Softmax: 1/ε of the output Hessian, 1e6, is lost of the digits on the way back from weighted outputs.
             assert_close(found, refitted(problem, S), 1e-7)
 
@@ -52,12 +52,12 @@ def test_rows_of_next_to_no_weight_keep_their_variance():
     """At |f| = 40 the weight is 4e-18: what the row says of itself is nothing, its variance is not."""
     problem = synthetic(random_matrix(6, 1, 9), 0.5)
     f = torch.tensor([[0.3], [40.0], [-45.0], [1.0], [-0.5], [20.0]], dtype=torch.float64)
-    precision = replace(problem.precision, root=binary(f, 1.0))
+    precision = replace(problem.precision, root=Binary().root(f))
     weighty = replace(problem, precision=precision, H=reference.output_hessian("binary", f, 1.0))
     everything = torch.arange(9)
-    assert_close(left_out_full(fit_full(precision)), refitted(weighty, everything), 1e-8)
+    assert_close(left_out(fit_full(precision), precision), refitted(weighty, everything), 1e-8)
     for form in ("primal", "dual"):
-        assert_close(left_out_subnet(fit_subnet(precision, everything, form), precision), refitted(weighty, everything))
+        assert_close(left_out(fit_subnet(precision, everything, form), precision), refitted(weighty, everything))
 
 
 @each_problem

@@ -10,10 +10,12 @@ import torch
 from cases import CASES
 from core.problems import PLENTY, PRIORS, Problem, assert_close, random_matrix, solved, subset, synthetic
 
+from sublaplace_cli.cli.advice import hint_of
 from sublaplace_cli.core.omega.row_sums import row_norms
-from sublaplace_cli.core.posterior.fitting import fit_full, fit_subnet
-from sublaplace_cli.core.posterior.posterior import diagonal_freedom, diagonal_variance, subnet_variance
-from sublaplace_cli.errors import NumericsError, RunError
+from sublaplace_cli.core.posterior.diagonal import DiagonalPosterior
+from sublaplace_cli.core.posterior.full import fit_full
+from sublaplace_cli.core.posterior.path import fit_subnet
+from sublaplace_cli.errors import NumericsError, Reason, RunError
 
 each_problem = pytest.mark.parametrize(("name", "prior"), [(case.name, prior) for case in CASES for prior in PRIORS])
 FORMS = ("primal", "dual")
@@ -46,7 +48,7 @@ def test_subnet_variance_and_ipv_in_both_forms(name, prior, form):
     for k in sizes(problem):
         S = subset(problem.p, k)
         posterior = fit_subnet(problem.precision, S, form)
-        variance = subnet_variance(posterior, problem.test, PLENTY)
+        variance = posterior.variance(problem.test)
         assert posterior.form == form
         assert_close(variance, reference.subnet_variance(problem.J_test, problem.omega, S))
         expected = reference.ipv(problem.J, problem.H, problem.v, S, problem.sigma2)
@@ -60,7 +62,7 @@ def test_all_parameters_give_the_full_posterior(name, prior):
     variance = full.variance(problem.test, row_norms(problem.test, problem.v, PLENTY))
     for form in FORMS:
         posterior = fit_subnet(problem.precision, torch.arange(problem.p), form)
-        assert_close(subnet_variance(posterior, problem.test, PLENTY), variance)
+        assert_close(posterior.variance(problem.test), variance)
         assert posterior.freedom == pytest.approx(full.freedom, rel=1e-8, abs=0)
 
 
@@ -78,12 +80,12 @@ def test_the_smaller_of_the_two_matrices_is_factorised(name):
 @each_problem
 def test_diagonal_reference(name, prior):
     problem = solved(name, prior)
-    data = problem.precision.data_diagonal()
+    posterior = DiagonalPosterior(problem.v, problem.precision.data_diagonal(), PLENTY)
     omega = problem.omega.diagonal()
     expected = (problem.J_test.square() / omega).sum(2)
-    assert_close(diagonal_variance(problem.precision, data, problem.test), expected, 1e-12)
+    assert_close(posterior.variance(problem.test), expected, 1e-12)
     share = (reference.data_term(problem.J, problem.H).diagonal() / omega).sum()
-    assert diagonal_freedom(problem.precision, data) == pytest.approx(float(share), rel=1e-12, abs=0)
+    assert posterior.freedom == pytest.approx(float(share), rel=1e-12, abs=0)
 
 
 @pytest.mark.parametrize("name", ["mlp", "mlp-3-outputs", "conv-binary", "conv-multiclass"])
@@ -119,7 +121,7 @@ def test_a_strong_prior_leaves_its_inverse(name, form):
     S = subset(problem.p, 30)
     posterior = fit_subnet(precision, S, form)
     data = reference.data_term(problem.J, problem.H)[S][:, S]
-    assert_close(subnet_variance(posterior, problem.test, PLENTY), (problem.J_test[:, :, S].square() / 1e12).sum(2))
+    assert_close(posterior.variance(problem.test), (problem.J_test[:, :, S].square() / 1e12).sum(2))
     # tr((D + vI)⁻¹D) = tr(D)/v up to a relative λmax/v < 1e-8
     assert float(torch.linalg.eigvalsh(data)[-1]) < 1e4
     assert posterior.freedom == pytest.approx(float(data.trace()) / 1e12, rel=1e-8, abs=0)
@@ -139,7 +141,7 @@ def test_a_test_row_outside_the_subnet_has_no_variance(form):
     J_test = torch.zeros(2, 12, dtype=torch.float64)
     J_test[0, 5], J_test[1, 3] = 1.0, 1.0
     problem = synthetic(J, J_test=J_test)
-    variance = subnet_variance(fit_subnet(problem.precision, torch.tensor([3, 4]), form), problem.test, PLENTY)
+    variance = fit_subnet(problem.precision, torch.tensor([3, 4]), form).variance(problem.test)
     assert float(variance[0, 0]) == 0.0
     assert 0.0 < float(variance[1, 0]) < 1.0
 
@@ -147,11 +149,13 @@ def test_a_test_row_outside_the_subnet_has_no_variance(form):
 def test_what_does_not_fit_in_memory_is_refused_before_it_is_made():
     problem = solved("mlp")
     small = replace(problem.precision, memory=1000)
-    with pytest.raises(RunError, match="a posterior over 20 parameters with 23 rows"):
+    with pytest.raises(RunError, match="a posterior over 20 parameters with 23 rows") as failure:
         fit_subnet(small, subset(problem.p, 20))
+    assert failure.value.reason is Reason.NO_ROOM_FOR_SUBNET
     with pytest.raises(RunError, match="the full posterior over 23 rows") as failure:
         fit_full(small)
-    assert "--full none" in str(failure.value)
+    assert failure.value.reason is Reason.NO_ROOM_FOR_FULL
+    assert "--full none" in hint_of(failure.value)
 
 
 @pytest.mark.parametrize("fit", [fit_full, lambda precision: fit_subnet(precision, subset(40, 9))])

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublaplace_cli.core.omega.row_sums import row_norms
-from sublaplace_cli.core.posterior.fitting import fit_full, fit_subnet
-from sublaplace_cli.core.posterior.posterior import subnet_variance
+from sublaplace_cli.core.posterior.full import fit_full
+from sublaplace_cli.core.posterior.path import fit_subnet
 from sublaplace_cli.core.posterior.theorem1 import require_not_larger
-from sublaplace_cli.core.selectors.baselines import subnet_diagonal
 from sublaplace_cli.core.selectors.gradient import gradient
+from sublaplace_cli.core.selectors.subnet_diagonal import subnet_diagonal
 from sublaplace_cli.errors import NumericsError
 
 P, K = 8, 3
@@ -49,7 +49,7 @@ def test_theorem_1_a_larger_subnet_never_has_a_smaller_variance(made, small_form
     norms = row_norms(problem.test, problem.v, PLENTY)
     small, large = fit_subnet(problem.precision, S, small_form), fit_subnet(problem.precision, larger, large_form)
     full = fit_full(problem.precision)
-    variances = [subnet_variance(posterior, problem.test, PLENTY) for posterior in (small, large)]
+    variances = [posterior.variance(problem.test) for posterior in (small, large)]
     variances.append(full.variance(problem.test, norms))
     require_not_larger(variances[0], variances[1], norms, "S", "S'")
     require_not_larger(variances[1], variances[2], norms, "S'", "all")

@@ -10,8 +10,8 @@ import torch
 from core.problems import PLENTY, Problem, random_matrix, synthetic
 
 from sublaplace_cli.core.omega.row_sums import row_norms
-from sublaplace_cli.core.posterior.fitting import fit_full, fit_subnet
-from sublaplace_cli.core.posterior.posterior import subnet_variance
+from sublaplace_cli.core.posterior.full import fit_full
+from sublaplace_cli.core.posterior.path import fit_subnet
 
 N, P = 12, 30
 CONDITIONS = [1e4, 1e7, 9e7, 2e8, 1e10, 1e12]
@@ -76,7 +76,7 @@ def variance_and_freedom(problem: Problem, form: str) -> tuple[torch.Tensor, flo
         variance = posterior.variance(problem.test, row_norms(problem.test, problem.v, PLENTY))
     else:
         posterior = fit_subnet(problem.precision, subset_of(form), form)
-        variance = subnet_variance(posterior, problem.test, PLENTY)
+        variance = posterior.variance(problem.test)
     return variance[:, 0], posterior.freedom
 
 

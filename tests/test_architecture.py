@@ -1,136 +1,231 @@
-"""The shape of the code: layers, file sizes, and who may use what."""
+"""The shape of the code: layers, sizes, names, and who may use what."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import re
 import subprocess
 import sys
-from pathlib import Path
+from collections import Counter
+from pathlib import Path, PurePosixPath
+from typing import Any, get_args
 
 import pytest
+import source_rules as rules
+from source_rules import Source
 
+import sublaplace_cli
 from sublaplace_cli import catalog
+from sublaplace_cli.cli.advice import ADVICE
+from sublaplace_cli.errors import Reason
+from sublaplace_cli.files.spec.models import Spec
+from sublaplace_cli.files.spec.part import Part
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "sublaplace_cli"
-FILES = sorted(PACKAGE.rglob("*.py"))
-# What each layer may import of the package, besides itself.
-BELOW = {
-    "errors": set(),
-    "catalog": {"errors"},
-    "limits": {"errors", "catalog"},
-    "core": {"errors"},
-    "models": {"errors"},
-    "files": {"errors", "catalog", "limits", "core", "models"},
-    "device": {"errors"},
-    "ranks": {"errors"},
-    "vigil": {"errors", "ranks"},
-    "parallel": {"errors", "signals", "ranks", "core", "device", "vigil"},
-    "steps": {"errors", "catalog", "limits", "core", "files", "device", "__init__"},
-    "console": {"errors", "signals"},
-    "signals": set(),
-    "formats": {"console", "steps"},
-    "formats_ci": {"formats", "steps"},
-    "plots": {"steps"},
-    "report": {"catalog", "formats", "plots", "steps"},
-    "options": {"catalog"},
-    "app": {
-        "errors",
-        "signals",
-        "catalog",
-        "console",
-        "formats",
-        "formats_ci",
-        "options",
-        "parallel",
-        "plots",
-        "ranks",
-        "report",
-        "steps",
-        "files",
-        "__init__",
-    },
-    "__main__": {"app", "parallel", "signals"},
-    "__init__": set(),
+SOURCES = [
+    Source(PurePosixPath(path.relative_to(PACKAGE).as_posix()), path.read_text())
+    for path in sorted(PACKAGE.rglob("*.py"))
+]
+RECORD_BASES = {"NamedTuple", "TypedDict", "Part"}
+NOT_A_RECORD = {"Settings"}  # the options of the command line, one field each
+MOST_FUNCTIONS_OF_A_RUN = 40
+
+
+def spec_pairs(part: type[Part]) -> set[str]:
+    """`posterior.prior_precision`, `train.n` …: every key of the spec with the key above it."""
+    pairs = set()
+    for name, field in part.model_fields.items():
+        for below in parts_in(field.annotation):
+            pairs |= {f"{field.alias or name}.{key}" for key in below.keys().values()} | spec_pairs(below)
+    return pairs
+
+
+def parts_in(annotation: Any) -> list[type[Part]]:
+    if isinstance(annotation, type) and issubclass(annotation, Part):
+        return [annotation]
+    return [part for inner in get_args(annotation) for part in parts_in(inner)]
+
+
+SPEC_PAIRS = spec_pairs(Spec)
+
+
+def names_flags_or_keys(source: Source):
+    return rules.names_flags_or_keys(source, SPEC_PAIRS)
+
+
+RULES = {
+    rule.__name__: rule
+    for rule in (
+        rules.imports_upward,
+        rules.too_long,
+        rules.too_many_parameters,
+        rules.task_comparisons,
+        rules.method_comparisons,
+        names_flags_or_keys,
+        rules.forbidden_names,
+        rules.unsafe_or_misplaced,
+    )
 }
 
 
-def layer(path: Path) -> str:
-    first = path.relative_to(PACKAGE).parts[0]
-    return first.removesuffix(".py")
+@pytest.mark.parametrize("rule", RULES)
+def test_every_file_obeys(rule):
+    assert [f"{source.path}: {problem}" for source in SOURCES for problem in RULES[rule](source)] == []
 
 
-def imports(path: Path) -> set[str]:
-    """Absolute dotted names of everything that a file imports, wherever in it."""
-    package = ("sublaplace_cli", *path.relative_to(PACKAGE).parts[:-1])
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
-            module = ".".join(part for part in (base, node.module) if part)
-            names |= {f"{module}.{alias.name}" for alias in node.names}
-    return names
+BROKEN = [
+    ("imports_upward", "core/linalg.py", "from ..files.artifacts import atomic"),
+    ("imports_upward", "core/omega/gram.py", "def f():\n    from ... import device"),
+    ("imports_upward", "core/linalg.py", "import sublaplace_cli.run.job"),
+    ("imports_upward", "results/gate.py", "from ..core import metrics"),
+    ("imports_upward", "run/run.py", "from ..commands.fit import fit"),
+    ("imports_upward", "cli/usage.py", "from ..run.run import Run"),
+    ("imports_upward", "cli/usage.py", "from ..files.artifacts.atomic import write_text"),
+    ("imports_upward", "api/library.py", "from ..cli.app import app"),
+    ("too_long", "core/linalg.py", "x = 1\n" * 301),
+    ("too_long", "core/linalg.py", "def f():\n" + "    x = 1\n" * 50),
+    ("too_many_parameters", "core/linalg.py", "def f(a, b, c, d, *e, g, h, **i): ..."),
+    ("task_comparisons", "run/run.py", "if spec.task == 'binary': ..."),
+    ("task_comparisons", "run/run.py", "x = facts['task'] not in ('binary', 'multiclass')"),
+    ("task_comparisons", "run/run.py", "match task:\n    case 'binary': ..."),
+    ("method_comparisons", "run/run.py", "if kind == 'greedy': ..."),
+    ("method_comparisons", "run/run.py", "if call.name in ('full', 'map'): ..."),
+    ("method_comparisons", "run/run.py", "x = row['method'] != 'full'"),
+    ("method_comparisons", "run/run.py", "x = 'full' in methods"),
+    ("method_comparisons", "run/run.py", "match method:\n    case 'map': ..."),
+    ("method_comparisons", "core/selectors/greedy.py", "x = problem.method == 'variance'"),
+    ("names_flags_or_keys", "core/linalg.py", "raise ValueError('lower --k')"),
+    ("names_flags_or_keys", "core/linalg.py", "raise ValueError(f'{x}: raise posterior.prior_precision')"),
+    ("names_flags_or_keys", "core/linalg.py", "def f():\n    '''As in data.splits.train.n.'''"),
+    ("names_flags_or_keys", "core/linalg.py", "x = 1  # see model.wrap"),
+    ("forbidden_names", "core/team.py", ""),
+    ("forbidden_names", "core/linalg.py", "def f(outer): ..."),
+    ("forbidden_names", "core/linalg.py", "class Structure: ..."),
+    ("forbidden_names", "core/linalg.py", "x = [q for q in y]"),
+    ("forbidden_names", "core/linalg.py", "self._totals = 1"),
+    ("unsafe_or_misplaced", "core/linalg.py", "torch.cuda.synchronize()"),
+    ("unsafe_or_misplaced", "core/linalg.py", "from torch import cuda"),
+    ("unsafe_or_misplaced", "distributed/ranks.py", "import torch.distributed as dist"),
+    ("unsafe_or_misplaced", "cli/app.py", "print(1)"),
+    ("unsafe_or_misplaced", "files/networks/weights.py", "torch.load(path)"),
+    ("unsafe_or_misplaced", "files/networks/weights.py", "torch.load(path, weights_only=False)"),
+    ("unsafe_or_misplaced", "files/networks/weights.py", "pickle.load(file)"),
+    ("unsafe_or_misplaced", "files/networks/weights.py", "from pickle import loads"),
+]
+SOUND = [
+    ("imports_upward", "commands/fit.py", "from ..run.run import Run"),
+    ("too_long", "core/linalg.py", "def f():\n" + "    x = 1\n" * 49),
+    ("too_many_parameters", "core/linalg.py", "class A:\n    def f(self, a, b, c, d, *, e, g, h): ..."),
+    ("task_comparisons", "run/run.py", "x = catalog.TASKS[spec.task].labels"),
+    ("method_comparisons", "run/run.py", "x = kind == 'map' or call.name == catalog.FULL"),
+    ("method_comparisons", "core/selectors/greedy.py", "x = method == 'greedy'"),
+    ("names_flags_or_keys", "cli/advice.py", "x = 'lower --k or raise posterior.prior_precision'"),
+    ("names_flags_or_keys", "core/linalg.py", "x = 'a text -- with a dash, and posterior.variance'"),
+    ("unsafe_or_misplaced", "files/networks/weights.py", "torch.load(path, weights_only=True)"),
+]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_imports_go_down_only(path):
-    own = layer(path)
-    for name in imports(path):
-        if name.startswith("sublaplace_cli."):
-            target = name.split(".")[1]
-            target = "__init__" if target == "__version__" else target
-            assert target == own or target in BELOW[own], f"{path.name} imports {name}"
+@pytest.mark.parametrize(("rule", "path", "text"), BROKEN)
+def test_the_rules_find_what_breaks_them(rule, path, text):
+    assert list(RULES[rule](Source(PurePosixPath(path), text)))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_files_stay_under_300_lines(path):
-    assert len(path.read_text().splitlines()) <= 300
+@pytest.mark.parametrize(("rule", "path", "text"), SOUND)
+def test_the_rules_pass_what_is_allowed(rule, path, text):
+    assert list(RULES[rule](Source(PurePosixPath(path), text))) == []
 
 
-def attribute_uses(path: Path) -> set[str]:
-    return {ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+def test_every_layer_is_known():
+    assert {source.layer for source in SOURCES} == set(rules.BELOW)
 
 
-def test_cuda_only_in_device_and_distributed_only_in_parallel():
-    for path in FILES:
-        used = attribute_uses(path) | imports(path)
-        if layer(path) != "device":
-            assert not any(name.startswith("torch.cuda") for name in used), path
-        if layer(path) != "parallel":
-            assert not any(name.startswith("torch.distributed") for name in used), path
+def test_folders_stay_small():
+    count = Counter(str(source.path.parent) for source in SOURCES)
+    assert {folder: files for folder, files in count.items() if files > rules.MOST_FILES} == {}
 
 
-def calls(path: Path, name: str) -> list[ast.Call]:
-    nodes = ast.walk(ast.parse(path.read_text()))
-    return [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == name]
+def fields_of(name: str, classes: dict[str, ast.ClassDef]) -> int:
+    """Fields of a record, with those that it inherits."""
+    bases = [ast.unparse(base).rpartition(".")[2] for base in classes[name].bases]
+    return rules.own_fields(classes[name]) + sum(fields_of(base, classes) for base in bases if base in classes)
 
 
-def test_print_only_in_console():
-    assert [path for path in FILES if calls(path, "print") and layer(path) != "console"] == []
+def is_record(name: str, classes: dict[str, ast.ClassDef]) -> bool:
+    bases = {ast.unparse(base).rpartition(".")[2] for base in classes[name].bases}
+    decorated = any("dataclass" in ast.unparse(one) for one in classes[name].decorator_list)
+    return decorated or bool(bases & RECORD_BASES) or any(is_record(base, classes) for base in bases & set(classes))
 
 
-def test_torch_load_is_never_called_without_weights_only():
-    found = [call for path in FILES for call in calls(path, "torch.load")]
-    assert found, "checkpoints are read somewhere"
-    for call in found:
-        assert any(k.arg == "weights_only" and ast.unparse(k.value) == "True" for k in call.keywords), ast.unparse(call)
-    assert not [path for path in FILES if calls(path, "pickle.load") or calls(path, "pickle.loads")]
+def test_records_stay_small():
+    classes = {record.name: record for source in SOURCES for record in source.classes}
+    records = [name for name in classes if is_record(name, classes) and name not in NOT_A_RECORD]
+    assert len(records) > 50
+    fields = {name: fields_of(name, classes) for name in records}
+    assert {name: count for name, count in fields.items() if count > rules.MOST_FIELDS} == {}
+
+
+@pytest.mark.parametrize("what", ["classes", "constants"])
+def test_names_are_unique_in_the_package(what):
+    found: dict[str, list[str]] = {}
+    for source in SOURCES:
+        names = source.constants if what == "constants" else [record.name for record in source.classes]
+        for name in dict.fromkeys(names):
+            found.setdefault(name, []).append(str(source.path))
+    assert len(found) > 50
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
+def test_few_functions_take_a_whole_run():
+    found = []
+    for source in SOURCES:
+        for function in source.functions:
+            first = rules.parameters(function)[:1]
+            if first and first[0].annotation is not None and ast.unparse(first[0].annotation).strip("'") == "Run":
+                found.append(f"{source.path}: {function.name}")
+    assert len(found) <= MOST_FUNCTIONS_OF_A_RUN, found
+
+
+def test_results_need_no_numerics():
+    heavy = {"torch", "numpy", "pandas", "pydantic"}
+    for source in SOURCES:
+        if source.layer in ("results", "catalog", "errors", "sizes"):
+            assert not {name.split(".")[0] for name in source.imports} & heavy, source.path
+
+
+def test_every_reason_has_advice_and_is_given_somewhere():
+    assert set(ADVICE) == set(Reason)
+    assert all(ADVICE.values())
+    texts = [source.text for source in SOURCES if source.path.name not in ("errors.py", "advice.py")]
+    used = {name for text in texts for name in re.findall(r"\bReason\.([A-Z_0-9]+)", text)}
+    assert used == {reason.name for reason in Reason}
+
+
+def test_checkpoints_are_read_somewhere():
+    assert [source.path for source in SOURCES if source.calls("torch.load")]
+
+
+def loaded_by(module: str, *names: str) -> list[str]:
+    code = f"import sys, {module}; print(*[m for m in {names} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    return found.stdout.split()
+
+
+def test_the_package_alone_loads_nothing_heavy():
+    assert loaded_by("sublaplace_cli", "torch", "numpy", "pydantic", "typer", "click", "rich", "yaml") == []
+    assert loaded_by("sublaplace_cli.errors", "sublaplace_cli.errors", "torch") == ["sublaplace_cli.errors"]
 
 
 def test_the_command_line_loads_nothing_heavy():
-    heavy = ("torch", "numpy", "pydantic", "rich")
-    code = f"import sys, sublaplace_cli.cli.app; print([m for m in {heavy} if m in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert found.stdout.strip() == "[]"
+    assert loaded_by("sublaplace_cli.cli.app", "torch", "numpy", "pydantic", "rich") == []
 
 
 @pytest.mark.parametrize(
     "entry",
     [
-        *[m.entry for m in catalog.METHODS.values() if m.entry],
-        *catalog.LIKELIHOODS.values(),
+        *[method.entry for method in (*catalog.METHODS.values(), catalog.BY_NAME)],
+        *[task.entry for task in catalog.TASKS.values()],
         *catalog.FORMATS.values(),
         *catalog.PICTURES.values(),
         *catalog.DATA_FORMATS.values(),
@@ -139,6 +234,32 @@ def test_the_command_line_loads_nothing_heavy():
 )
 def test_catalog_entries_exist(entry):
     assert callable(catalog.load(entry))
+
+
+def test_the_public_names_are_those_that_can_be_imported():
+    public = sublaplace_cli.__all__
+    assert public == sorted(public)
+    for name in public:
+        assert getattr(sublaplace_cli, name).__name__ == name
+    source = next(source for source in SOURCES if str(source.path) == "__init__.py")
+    for_type_checkers = {
+        (alias.name, node.module)
+        for node in source.nodes
+        if isinstance(node, ast.ImportFrom) and node.level
+        for alias in node.names
+    }
+    assert for_type_checkers == set(sublaplace_cli._MODULES.items())
+    assert set(public) == set(sublaplace_cli._MODULES)
+    for name, module in sublaplace_cli._MODULES.items():
+        assert getattr(importlib.import_module(f"sublaplace_cli.{module}"), name) is getattr(sublaplace_cli, name)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = sublaplace_cli.no_such_name
+
+
+def test_the_readme_lists_the_public_names():
+    section = (ROOT / "README.md").read_text().partition("<!-- api -->")[2].partition("<!-- /api -->")[0]
+    named = re.findall(r"^\| *`([A-Za-z_]+)", section, flags=re.MULTILINE)
+    assert sorted(named) == sorted(sublaplace_cli.__all__)
 
 
 def test_only_agreed_names_at_the_top():

@@ -98,7 +98,7 @@ def _content(problem: Problem, name: str, fitted: Fitted) -> Content | None:
     shapes, scales = _scales(train)
     numbers: dict[str, Any] = {"form": posterior.form, "freedom": posterior.freedom, "condition": posterior.condition}
     numbers |= {"rescale": fitted.rescale.c, "remainder": fitted.rescale.b, "n_train": len(train)}
-    numbers |= {"scale_shapes": shapes, **posterior_facts(problem.hyperparameters)}
+    numbers |= {"scale_shapes": shapes, "serving": run.serving, **posterior_facts(problem.hyperparameters)}
     tensors = {**posterior.tensors(), **scales}
     return (tensors, numbers) if run.store.fits(name, tensors) else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from .. import __version__
 from .. import device as devices
 from ..core.jacobian.capture import prepare_capture
 from ..core.likelihoods import Likelihood
+from ..core.network.digest import network_digest
 from ..core.network.forward import last_linear
 from ..core.network.layout import Layout
 from ..core.workers import WorkerGroup
@@ -112,6 +114,20 @@ class Run:
         """How the rows of a split are kept."""
         source, written = self.row_source(name), not self.job.rows.scores_only
         return RowStorage(source, self.memory, written and source.compact_bytes() <= self.store.limit, written)
+
+    @cached_property
+    def serving(self) -> dict[str, Any]:
+        """What a posterior's metadata need so that it can predict without spec and data files."""
+        raw = self.split("train").raw
+        named = raw.items() if isinstance(raw, dict) else enumerate(raw if isinstance(raw, tuple) else (raw,))
+        shapes: Any = {name: list(array.shape[1:]) for name, array in named}
+        if not isinstance(raw, dict):
+            shapes = list(shapes.values()) if isinstance(raw, tuple) else shapes[0]
+        return {
+            "network_sha256": network_digest(self.passes.model),
+            "row_shape": shapes,
+            "integers_as_floats": self.passes.reader.integers_as_floats,
+        }
 
     @property
     def provenance(self) -> dict[str, Any]:

@@ -78,6 +78,18 @@ class Capture:
             rows //= 2
         return rows
 
+    def restricted_to(self, S: Tensor) -> Capture:
+        """The same for the layers and parameters that hold some of the flat indices S; the other blocks are left out."""
+
+        def holds(span: slice) -> bool:
+            return bool(((span.start <= S) & (span.stop > S)).any())
+
+        layers = tuple(layer for layer in self.layers if any(map(holds, layer.spans.values())))
+        rest = tuple(parameter for parameter in self.rest if holds(parameter.span))
+        starts = {span.start for layer in layers for span in layer.spans.values()} | {part.offset for part in rest}
+        templates = tuple(block for block in self.templates if block.start in starts)
+        return replace(self, layers=layers, rest=rest, templates=templates)
+
     def __call__(self, inputs: Inputs, check: bool = True) -> Captured:
         """Outputs and blocks of a batch; `check` refuses non-finite numbers."""
         f: Tensor | None = None

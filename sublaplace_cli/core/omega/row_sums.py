@@ -62,7 +62,7 @@ def row_norms(jacobian: Jacobian, prior: Tensor, memory: int) -> Tensor:
 def column_chunks(jacobian: Jacobian, S: Tensor, memory: int) -> Iterator[tuple[int, Tensor]]:
     """(first row, J[rows, S]ᵀ) in the order of S (k, m·C), reading only the blocks that hold some of S."""
     C = jacobian.outputs.shape[1]
-    positions = _BlockPositions.of(jacobian.templates, S)
+    positions = BlockPositions.of(jacobian.templates, S)
     tiles = row_tiles(jacobian, memory, positions.blocks, extra=16 * C * len(S))
     if isinstance(jacobian, ShardedJacobian):
         yield from ((a, columns_between(jacobian, S, a, b)) for a, b in tiles)
@@ -75,7 +75,7 @@ def column_chunks(jacobian: Jacobian, S: Tensor, memory: int) -> Iterator[tuple[
 def columns_between(jacobian: ShardedJacobian, S: Tensor, start: int, stop: int) -> Tensor:
     """J[start:stop, S]ᵀ (k, m·C) on the leader: each worker sends the part of its own rows."""
     workers, C = jacobian.workers, jacobian.outputs.shape[1]
-    positions = _BlockPositions.of(jacobian.templates, S)
+    positions = BlockPositions.of(jacobian.templates, S)
     leads = workers.rank == LEADER
     whole = S.new_empty(len(S), (stop - start) if leads else 0, C, dtype=torch.float64)
     parts = {worker: jacobian.owned_by(worker, start, stop) for worker in range(workers.size)}
@@ -95,7 +95,7 @@ def columns_between(jacobian: ShardedJacobian, S: Tensor, start: int, stop: int)
 
 def columns_of_blocks(blocks: Sequence[Block], S: Tensor, n_rows: int) -> Tensor:
     """Jᵀ at S from the blocks of one pass (k, n_rows)."""
-    positions = _BlockPositions.of(blocks, S)
+    positions = BlockPositions.of(blocks, S)
     return positions.gather([blocks[i] for i in positions.blocks], n_rows)
 
 
@@ -121,7 +121,7 @@ def column_products(
 
 
 @dataclass(frozen=True)
-class _BlockPositions:
+class BlockPositions:
     """The blocks that hold the columns S, and the positions in each; columns are gathered in rising order."""
 
     blocks: list[int]  # numbers of the blocks that hold some of S
@@ -129,7 +129,7 @@ class _BlockPositions:
     back: Tensor | None  # from rising order to that of S; None where they are the same
 
     @classmethod
-    def of(cls, blocks: Sequence[Block], S: Tensor) -> _BlockPositions:
+    def of(cls, blocks: Sequence[Block], S: Tensor) -> BlockPositions:
         rising, order = S.sort()
         starts = torch.tensor([*(block.start for block in blocks), blocks[-1].span.stop], device=S.device)
         cuts = torch.searchsorted(rising, starts).tolist()

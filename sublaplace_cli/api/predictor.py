@@ -1,0 +1,181 @@
+"""Serving: mean and standard deviation from a stored posterior and its network, without spec, run folder or data."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .. import device as devices
+from ..architectures.binary_logodds import add_binary_logodds
+from ..catalog import FULL
+from ..core.column_pass import ColumnPass
+from ..core.jacobian.capture import Capture, prepare_capture
+from ..core.network.digest import network_digest
+from ..core.network.forward import Inputs, evenly_spaced, map_inputs, row_count
+from ..core.network.layout import Layout
+from ..core.omega.row_sums import columns_of_blocks
+from ..errors import UserError
+from ..files.artifacts.artifact import Artifact, open_artifact
+from ..files.data.datasets import Preparation
+from ..files.data.transforms import compile_steps
+from ..files.spec.data import DataSpec
+from ..run.posteriors import Fitted, read_fitted, scales_of
+from ..run.project import prior_vector
+from ..run.run import parameter_table
+
+SAMPLE_ROWS = 8
+ROWS_PER_PASS = 256
+Prepare = Callable[[Tensor, Tensor], Tensor]
+
+
+class Predictor:
+    """Mean and epistemic standard deviation of new rows; safe to call from several threads."""
+
+    def __init__(self, artifact: Artifact, model: nn.Module) -> None:
+        meta = artifact.meta
+        self._artifact, self._lock = artifact, threading.Lock()
+        self._model = copy.deepcopy(model).eval()  # its own copy: the caller's network gets no hooks
+        self._parameter = next(self._model.parameters())
+        wrap = meta["spec"]["model"].get("wrap")
+        if wrap is not None:
+            add_binary_logodds(self._model, wrap["binary-logodds"]["classes"])
+        self._shapes = _shapes(meta["serving"]["row_shape"])
+        self._prepare = _preparation(artifact, self._shapes, meta["serving"]["integers_as_floats"])
+        self._target = scales_of(artifact).target
+        self._pass: Callable[[Inputs], tuple[Tensor, Tensor]] | None = None
+
+    def __call__(self, x: Inputs | np.ndarray) -> tuple[Tensor, Tensor]:
+        """(mean, std) of one row (C,) or of a batch (M, C), in the units of the data that the posterior was fitted to.
+
+        A network with several inputs takes a dict or tuple of them. `std` is epistemic: the noise of an observation is
+        not in it.
+        """
+        rows = map_inputs(torch.as_tensor, x)  # type: ignore[arg-type]
+        single = self._is_single(rows)
+        inputs = map_inputs(lambda t: self._prepare(t.unsqueeze(0) if single else t, self._parameter), rows)
+        n_rows = row_count(inputs)
+        with self._lock:
+            if self._pass is None:
+                self._pass = self._prepare_pass(inputs)
+            if n_rows <= ROWS_PER_PASS:
+                mean, std = self._pass(inputs)
+            else:
+                parts = [self._pass(_cut(inputs, start)) for start in range(0, n_rows, ROWS_PER_PASS)]
+                mean, std = (torch.cat(both) for both in zip(*parts, strict=True))
+        if self._target is not None:
+            shift, scale = (torch.as_tensor(value).to(mean) for value in (self._target.mean, self._target.std))
+            mean, std = mean * scale + shift, std * scale
+        return (mean[0], std[0]) if single else (mean, std)
+
+    def _is_single(self, rows: Inputs) -> bool:
+        found = [tuple(tensor.shape) for tensor in _tensors(rows)]
+        if found == self._shapes:
+            return True
+        if [shape[1:] for shape in found] == self._shapes and len({shape[:1] for shape in found}) == 1 and found[0][0]:
+            return False
+        expected = " and ".join(f"{shape} or (rows, {', '.join(map(str, shape))})" for shape in self._shapes)
+        raise UserError(f"the input has the shape {' and '.join(map(str, found))}, expected {expected}")
+
+    def _prepare_pass(self, inputs: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
+        """Check the network on a few rows, read the posterior, and return inputs → (f, std)."""
+        artifact, device = self._artifact, self._parameter.device
+        memory = int(devices.free_memory(device) * devices.SAFE_SHARE)
+        layout = Layout.of(self._model)
+        capture = prepare_capture(self._model, layout, evenly_spaced(inputs, SAMPLE_ROWS), memory)
+        fitted = read_fitted(artifact, layout.size, capture.n_outputs, device, memory)
+        if fitted.rescale.b:
+            prior = artifact.meta["prior_precision"]
+            v = prior_vector(dict(prior) if isinstance(prior, list) else prior, layout, artifact.path).to(device)
+            return partial(_all_columns, capture, fitted, v)
+        return partial(_some_columns, ColumnPass(capture, fitted.posterior.indices), fitted)
+
+
+def _some_columns(columns: ColumnPass, fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """(f, std) from the gradients of S alone."""
+    f, J_S = columns(inputs)
+    variance = fitted.posterior.column_variance(J_S)
+    columns.require_finite(variance)
+    c = 1.0 if fitted.rescale.c is None else fitted.rescale.c
+    return f, (variance.clamp_(min=0.0) * c).sqrt_().reshape(f.shape)
+
+
+def _all_columns(capture: Capture, fitted: Fitted, prior: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """(f, std) where the remainder b·‖g outside S‖² needs all gradients."""
+    captured, posterior = capture(inputs), fitted.posterior
+    J_S = columns_of_blocks(captured.blocks, posterior.indices, captured.f.numel())
+    norms: Any = sum(block.norms(prior[block.span]) for block in captured.blocks)
+    inside = (J_S * posterior.prior.rsqrt().unsqueeze(1)).square_().sum(0)
+    variance = fitted.rescale.apply(posterior.column_variance(J_S), (norms - inside).clamp(min=0.0))
+    return captured.f, variance.clamp(min=0.0).sqrt().reshape(captured.f.shape)
+
+
+def load_predictor(path: str | Path, model: nn.Module) -> Predictor:
+    """A predictor from a `posterior-*.safetensors` and the network that it was fitted for.
+
+    It needs no spec, no run folder and no training data; transforms and standardisation of the spec are applied. A
+    network with other weights is refused.
+
+    >>> predict = load_predictor(path, model)
+    >>> mean, std = predict(x)
+    >>> mean.shape == std.shape
+    True
+    """
+    artifact = open_artifact(Path(path), "posterior")
+    meta = artifact.meta
+    if meta["method"] == FULL:
+        raise UserError(
+            f"{path}: the full posterior cannot predict without its training rows",
+            hint="use one over a sub-network: sublaplace fit --method gradient --k 1000",
+        )
+    if "serving" not in meta:
+        raise UserError(f"{path}: it was written by an older version", hint="fit it again with: sublaplace fit --force")
+    if meta["parameters"] != parameter_table(Layout.of(model)):
+        raise UserError(f"{path}: its parameter table is not that of this network")
+    if meta["serving"]["network_sha256"] != network_digest(model):
+        raise UserError(f"{path}: it was fitted for other weights", hint="load the checkpoint that it was fitted for")
+    return Predictor(artifact, model)
+
+
+def _tensors(inputs: Inputs) -> list[Tensor]:
+    return (
+        list(inputs.values()) if isinstance(inputs, dict) else list(inputs) if isinstance(inputs, tuple) else [inputs]
+    )
+
+
+def _cut(inputs: Inputs, start: int) -> Inputs:
+    return map_inputs(lambda t: t[start : start + ROWS_PER_PASS], inputs)
+
+
+def _shapes(stored: Any) -> list[tuple[int, ...]]:
+    """Row shapes of all inputs, in their order."""
+    if isinstance(stored, dict):
+        return [tuple(shape) for shape in stored.values()]
+    several = bool(stored) and isinstance(stored[0], list)
+    return [tuple(shape) for shape in stored] if several else [tuple(stored)]
+
+
+def _preparation(artifact: Artifact, shapes: list[tuple[int, ...]], integers_as_floats: bool) -> Prepare:
+    """(rows, like) → inputs of the network: transforms and standardisation of the spec, then the network's dtype."""
+    scale = scales_of(artifact).input
+    if artifact.meta["spec"]["data"].get("transforms"):
+        transforms = DataSpec.model_validate(artifact.meta["spec"]["data"]).transforms
+        steps, _ = compile_steps(transforms, shapes[0])
+        prepare = Preparation(steps, scale).apply
+        return lambda rows, like: torch.from_numpy(prepare(rows.cpu().numpy())).to(like)
+    if scale is not None:
+        mean, std = torch.as_tensor(scale.mean), torch.as_tensor(scale.std)
+        return lambda rows, like: ((rows.double() - mean.to(rows.device)) / std.to(rows.device)).to(like)
+
+    def plain(rows: Tensor, like: Tensor) -> Tensor:
+        keeps_integers = not rows.is_floating_point() and not integers_as_floats
+        return rows.to(like.device) if keeps_integers else rows.to(like)
+
+    return plain

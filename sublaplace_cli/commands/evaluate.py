@@ -42,10 +42,10 @@ def evaluate(run: Run) -> Evaluation:
     """Rows → Ω → select → fit → predict → score."""
     oracle = oracle_outputs(run)  # first: a wrong oracle must not cost a run
     rows = Rows(run)
-    f = rows.outputs("test")
-    problem = open_problem(run, rows)
+    problem = open_problem(run, rows, rows.noise_outputs())
+    f = rows.test_outputs()
     known = _comparison(problem, oracle)
-    full = full_prediction(problem, known) if _needs_full(run) else None
+    full = full_prediction(problem, known) if run.job.predicts_with_full else None
     known = _with_full(problem, known, full)
     subnets = [choice for choice in run.choices if choice.call.selects]
     predictions: dict[Choice, Prediction] = {}
@@ -63,10 +63,6 @@ def evaluate(run: Run) -> Evaluation:
     bounds = _bounds(problem, ordered)
     known = known if bounds is None else _with_bounds(known, bounds)
     return Evaluation(_result(problem, ordered, known, full, bounds), ordered, known)
-
-
-def _needs_full(run: Run) -> bool:
-    return run.job.compares_with_full or any(choice.call.is_full for choice in run.choices)
 
 
 def _comparison(problem: Problem, oracle: Tensor | None) -> Comparison:

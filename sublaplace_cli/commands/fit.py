@@ -17,7 +17,8 @@ def fit(run: Run) -> dict[str, Any]:
     """Rows → Ω → select → fit."""
     named = run.job.posterior.indices
     chosen = None if named is None else read_indices(run, named)  # first: a wrong file must not cost a pass
-    problem = open_problem(run, Rows(run))
+    rows = Rows(run)
+    problem = open_problem(run, rows, rows.noise_outputs())
     if run.choices and run.choices[0].call.is_full:
         return _fit_full(problem)
     if chosen is None:

@@ -12,7 +12,7 @@ def jacobians(run: Run) -> dict[str, Any]:
     """Rows → scores; one split alone has no scores."""
     asked, rows, problem = run.job.rows, Rows(run), None
     if asked.scores_only or asked.split == "all":
-        problem = open_problem(run, rows)
+        problem = open_problem(run, rows, rows.noise_outputs())
     if not asked.scores_only:
         names = ("train", "test", "reference") if asked.split == "all" else (asked.split,)
         for name in names:

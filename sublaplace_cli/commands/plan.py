@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ..catalog import FULL
 from ..core.jacobian.blocks import COLUMN_PANEL
@@ -15,12 +16,14 @@ from ..device import peak_memory
 from ..files.artifacts.run_folder import file_stem
 from ..results.result import Listing
 from ..run.posteriors import variant
+from ..run.rows.row_storage import RowStorage
 from ..run.run import Run
 
 
 def plan(run: Run) -> Listing:
     """p, N, files and bytes to be written, and an estimate of the peak memory."""
-    files = _files(run)
+    estimate = _Estimate(run)
+    files = estimate.files()
     there = set(run.store.existing(list(files)))
     return Listing(
         {
@@ -31,7 +34,7 @@ def plan(run: Run) -> Listing:
             **{f"n_{name}": len(split) for name, split in run.splits.by_name.items()},
             "run_dir": str(run.store.path),
             "memory_limit": run.memory,
-            "memory_estimate": _peak(run),
+            "memory_estimate": estimate.peak(),
             "bytes_to_write": sum(size for name, size in files.items() if name not in there),
             "files": {name: size for name, size in files.items() if name not in there},
             "reused": sorted(there),
@@ -39,87 +42,92 @@ def plan(run: Run) -> Listing:
     )
 
 
-def _split_names(run: Run) -> list[str]:
-    return list(dict.fromkeys(run.splits.origins[name] for name in run.splits.by_name))
+@dataclass(frozen=True)
+class _Estimate:
+    run: Run
 
+    @property
+    def rows(self) -> int:
+        """Rows of the weighted Jacobian."""
+        return len(self.run.split("train")) * self.run.passes.n_outputs
 
-def _files(run: Run) -> dict[str, int]:
-    p, C, command = run.layout.size, run.passes.n_outputs, run.job.command
-    rows = len(run.split("train")) * C
-    files: dict[str, int] = {}
-    for name in _split_names(run) if not run.job.rows.scores_only else ():
-        storage = run.row_storage(name)
-        outputs = 16 * len(run.split(name)) * C
-        files[f"jacobians-{name}"] = outputs + (storage.source.compact_bytes() if storage.stored else 0)
-    files["scores"] = 16 * p
-    test = 8 * 5 * len(run.split("test")) * C if command == "evaluate" else 0
-    for choice in run.choices:
-        if choice.k is None:  # not known yet, or none
-            continue
-        name, k = choice.call.name, choice.k
-        files[file_stem("indices", name, k)] = 16 * k
-        if command in ("fit", "evaluate"):
-            matrices = subnet_bytes(k, rows, natural_form(k, rows))
-            files[variant(file_stem("posterior", name, k), run.rescale)] = matrices + 16 * k
-        if command == "evaluate":
-            files[variant(file_stem("predictions", name, k), run.rescale)] = test
-    if _needs_full(run):
-        files[file_stem("posterior", FULL, p)] = full_bytes(rows)
-    if command == "evaluate" and run.job.compares_with_full:
-        files[file_stem("predictions", FULL, p)] = test
-    return files
+    @property
+    def fits(self) -> bool:
+        return self.run.job.command in ("fit", "evaluate")
 
+    @property
+    def storages(self) -> list[RowStorage]:
+        return [self.run.row_storage(name) for name in self.run.splits.by_origin]
 
-def _needs_full(run: Run) -> bool:
-    """Whether the full posterior of the training rows is fitted on the way."""
-    command = run.job.command
-    if command == "evaluate" and run.job.compares_with_full:
-        return True
-    if any(choice.call.method.needs_full or choice.retain is not None for choice in run.choices):
-        return True
-    return command in ("fit", "evaluate") and run.rescale != "none"
+    def files(self) -> dict[str, int]:
+        """Bytes of each artifact, by name."""
+        run, p, C = self.run, self.run.layout.size, self.run.passes.n_outputs
+        files: dict[str, int] = {}
+        for storage in self.storages if not run.job.rows.scores_only else ():
+            outputs = 16 * len(storage.source.split) * C
+            files[storage.key.name] = outputs + (storage.source.compact_bytes() if storage.stored else 0)
+        files["scores"] = 16 * p
+        evaluates = run.job.command == "evaluate"
+        test = 8 * 5 * len(run.split("test")) * C if evaluates else 0
+        for choice in run.choices:
+            if choice.k is None:  # not known yet, or none
+                continue
+            name, k = choice.call.name, choice.k
+            files[file_stem("indices", name, k)] = 16 * k
+            if self.fits:
+                matrices = subnet_bytes(k, self.rows, natural_form(k, self.rows))
+                files[variant(file_stem("posterior", name, k), run.rescale)] = matrices + 16 * k
+            if evaluates:
+                files[variant(file_stem("predictions", name, k), run.rescale)] = test
+        if self.needs_full:
+            files[file_stem("posterior", FULL, p)] = full_bytes(self.rows)
+        if evaluates and run.job.compares_with_full:
+            files[file_stem("predictions", FULL, p)] = test
+        return files
 
+    @property
+    def needs_full(self) -> bool:
+        """Whether the full posterior of the training rows is fitted on the way."""
+        job = self.run.job
+        if job.command == "evaluate" and job.compares_with_full:
+            return True
+        if any(choice.call.method.needs_full or choice.retain is not None for choice in self.run.choices):
+            return True
+        return self.fits and self.run.rescale != "none"
 
-def _peak(run: Run) -> int:
-    """The process as it is now, what stays in memory, and the largest of the steps."""
-    storages = [run.row_storage(name) for name in _split_names(run)]
-    held = sum(storage.source.expanded_bytes() for storage in storages if storage.form) // run.workers.size
-    return peak_memory() + held + 8 * 3 * run.layout.size + max(_steps(run))
+    def peak(self) -> int:
+        """The process as it is now, what stays in memory, and the largest of the steps."""
+        held = sum(storage.source.expanded_bytes() for storage in self.storages if storage.form)
+        return peak_memory() + held // self.run.workers.size + 8 * 3 * self.run.layout.size + max(self._steps())
 
+    def _steps(self) -> Iterator[int]:
+        run, rows = self.run, self.rows
+        yield run.passes.rows_per_pass(run.split("train")) * run.passes.capture.row_bytes
+        yield self._tiles(MOST_TILE_BYTES)
+        for choice in run.choices:
+            if choice.k is not None and self.fits:
+                yield self._subnet(choice.k)
+            if choice.k is not None and run.job.command != "jacobians" and choice.call.method.pooled:
+                yield self._search(choice.k)
+        if self.needs_full:
+            test = len(run.split("test")) * run.passes.n_outputs if run.job.command == "evaluate" else 0
+            # The Gram matrix with its tiles, then the cross Gram and what the solve makes of it.
+            yield full_bytes(rows) + 8 * 2 * rows * test + 2 * self._tiles(GRAM_TILE_BYTES)
 
-def _steps(run: Run) -> Iterator[int]:
-    command, rows = run.job.command, len(run.split("train")) * run.passes.n_outputs
-    yield run.passes.rows_per_pass(run.split("train")) * run.passes.capture.row_bytes
-    yield _tiles(run, MOST_TILE_BYTES)
-    for choice in run.choices:
-        if choice.k is not None and command in ("fit", "evaluate"):
-            yield _subnet(run, rows, choice.k)
-        if choice.k is not None and command != "jacobians" and choice.call.method.pooled:
-            yield _search(run, rows, choice.k)
-    if _needs_full(run):
-        test = len(run.split("test")) * run.passes.n_outputs if command == "evaluate" else 0
-        # The Gram matrix with its tiles, then the cross Gram and what the solve makes of it.
-        yield full_bytes(rows) + 8 * 2 * rows * test + 2 * _tiles(run, GRAM_TILE_BYTES)
+    def _search(self, k: int) -> int:
+        """The columns that a search holds, the directions of its pivots, and its own matrices."""
+        columns = min(8 * self.rows * min(first_width(k), self.run.layout.size), columns_room(self.run.memory))
+        return 2 * columns + 8 * self.rows * k + 8 * 3 * min(self.rows, 2 * k) ** 2
 
+    def _tiles(self, cap: int) -> int:
+        """One tile of rows while its blocks are used; of held rows only the float64 copies of a panel."""
+        blocks = self.run.passes.capture.templates
+        if self.run.row_storage("train").form:
+            return self.rows * 8 * min(COLUMN_PANEL, max(block.width for block in blocks))
+        widest = max(block.row_bytes for block in blocks)
+        return min(len(self.run.split("train")) * widest, cap, self.run.memory // TILE_SHARE)
 
-def _search(run: Run, rows: int, k: int) -> int:
-    """The columns that a search holds, the directions of its pivots, and its own matrices."""
-    columns = min(8 * rows * min(first_width(k), run.layout.size), columns_room(run.memory))
-    return 2 * columns + 8 * rows * k + 8 * 3 * min(rows, 2 * k) ** 2
-
-
-def _tiles(run: Run, cap: int) -> int:
-    """One tile of rows while its blocks are used; of held rows only the float64 copies of a panel."""
-    blocks = run.passes.capture.templates
-    if run.row_storage("train").form:
-        return (
-            len(run.split("train")) * run.passes.n_outputs * 8 * min(COLUMN_PANEL, max(block.width for block in blocks))
-        )
-    widest = max(block.row_bytes for block in blocks)
-    return min(len(run.split("train")) * widest, cap, run.memory // TILE_SHARE)
-
-
-def _subnet(run: Run, rows: int, k: int) -> int:
-    """Its matrices, and the columns of a chunk of rows: assembled, and as they come from a block."""
-    chunk = min(8 * 2 * rows * k, min(MOST_TILE_BYTES, run.memory // TILE_SHARE))
-    return subnet_bytes(k, rows, natural_form(k, rows)) + chunk + _tiles(run, MOST_TILE_BYTES)
+    def _subnet(self, k: int) -> int:
+        """Its matrices, and the columns of a chunk of rows: assembled, and as they come from a block."""
+        chunk = min(8 * 2 * self.rows * k, min(MOST_TILE_BYTES, self.run.memory // TILE_SHARE))
+        return subnet_bytes(k, self.rows, natural_form(k, self.rows)) + chunk + self._tiles(MOST_TILE_BYTES)

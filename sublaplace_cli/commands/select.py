@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..core.network.layout import Layout
 from ..errors import UserError
 from ..run.job import MethodCall
 from ..run.problem import Rows, open_problem
@@ -14,13 +15,14 @@ from ..run.selections import Chosen, Selector
 def select(run: Run) -> dict[str, Any]:
     """Rows → Ω → select."""
     (choice,) = run.choices
-    problem = open_problem(run, Rows(run))
+    rows = Rows(run)
+    problem = open_problem(run, rows, rows.noise_outputs())
     chosen = Selector(problem, problem.scores).select([choice])[choice]
     values = {
         "n_params": run.layout.size,
         "method": chosen.method,
         "k": chosen.k,
-        "layers": _layer_counts(run, chosen),
+        "layers": _layer_counts(run.layout, chosen),
     }
     return problem.with_tuning(values)
 
@@ -34,10 +36,10 @@ def require_selector(call: MethodCall, command: str) -> None:
         )
 
 
-def _layer_counts(run: Run, chosen: Chosen) -> dict[str, int]:
+def _layer_counts(layout: Layout, chosen: Chosen) -> dict[str, int]:
     """How many of the chosen parameters are in each tensor."""
     counts = {}
-    for parameter in run.layout.parameters:
+    for parameter in layout.parameters:
         span = parameter.span
         inside = int(((chosen.indices >= span.start) & (chosen.indices < span.stop)).sum())
         if inside:

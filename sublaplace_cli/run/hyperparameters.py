@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..core.likelihoods import Likelihood
 from ..errors import UserError
+from ..files.spec.models import PosteriorSpec
 from .project import prior_vector
 from .run import Run
 
@@ -64,28 +65,30 @@ class OpenHyperparameters:
         return dict(zip(self.globs, numbers, strict=True)) if self.is_mapping else numbers[0]
 
 
-def settled_by_spec(run: Run, train_outputs: Callable[[], Tensor]) -> Hyperparameters:
+def settled_by_spec(run: Run, train_outputs: Tensor | None) -> Hyperparameters:
     """Prior and noise of a spec that leaves nothing to be tuned."""
     prior_precision = run.project.spec.posterior.prior_precision
     prior = prior_vector(prior_precision, run.layout, run.project.loaded.path).to(run.device)
     return Hyperparameters(prior_precision, prior, with_noise(run, train_outputs))
 
 
-def with_noise(run: Run, train_outputs: Callable[[], Tensor]) -> Likelihood:
-    """The likelihood with σ₀²: a number of the spec, or the residual mean square of the training or the test rows.
+def noise_is_from_train(posterior: PosteriorSpec) -> bool:
+    """Whether the noise variance starts as the residual mean square of the training rows."""
+    return posterior.noise_variance in ("auto", MARGLIK)
 
-    `train_outputs` is called only if the number depends on them: it may open the Jacobian of the training rows.
-    """
+
+def with_noise(run: Run, train_outputs: Tensor | None) -> Likelihood:
+    """The likelihood with σ₀²: a number of the spec, or the residual mean square of the training or the test rows."""
     likelihood, asked = run.unit_likelihood, run.project.spec.posterior.noise_variance
     if likelihood.noise_variance is None:
         return likelihood
     if isinstance(asked, (int, float)):
         return likelihood.with_noise(float(asked))
-    name = "train" if asked in ("auto", MARGLIK) else "test"
+    name = "train" if noise_is_from_train(run.project.spec.posterior) else "test"
     targets = run.targets(name)
     if targets is None:
         raise UserError(f"posterior.noise_variance: the {name} rows have no targets to take it from")
-    f = train_outputs() if name == "train" else run.outputs(name)
+    f = train_outputs if train_outputs is not None else run.outputs(name)
     mean_square = float((targets - f).square().mean())
     if name == "train":
         return likelihood.with_noise(max(mean_square, NOISE_FLOOR))

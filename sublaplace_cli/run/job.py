@@ -173,6 +173,10 @@ class Job:
         return self.posterior.full == "exact"
 
     @property
+    def predicts_with_full(self) -> bool:
+        return self.compares_with_full or any(choice.call.is_full for choice in self.choices)
+
+    @property
     def needs_gradients(self) -> bool:
         """Whether plain forward passes are not enough."""
         return self.compares_with_full or any(choice.call.method.needs_gradients for choice in self.choices)

@@ -93,7 +93,7 @@ def _rescale(problem: Problem, posterior: SubnetPosterior) -> Rescale:
 
 def _content(problem: Problem, name: str, fitted: Fitted) -> Content | None:
     posterior, run = fitted.posterior, problem.run
-    warn_if_ill_conditioned(run, name, posterior.condition)
+    warn_if_ill_conditioned(run.reporter, name, posterior.condition)
     train = run.split("train")
     shapes, scales = _scales(train)
     numbers: dict[str, Any] = {"form": posterior.form, "freedom": posterior.freedom, "condition": posterior.condition}

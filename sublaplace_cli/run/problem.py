@@ -22,7 +22,8 @@ from ..core.posterior.full import FullPosterior, fit_full
 from ..core.posterior.rescale import left_out
 from ..files.artifacts.artifact import Artifact
 from ..files.artifacts.run_folder import file_stem
-from .hyperparameters import Hyperparameters, OpenHyperparameters, settled_by_spec
+from ..reporter import Reporter
+from .hyperparameters import Hyperparameters, OpenHyperparameters, noise_is_from_train, settled_by_spec
 from .rows.row_shards import SplitRows
 from .rows.row_storage import open_rows
 from .run import Run
@@ -66,11 +67,16 @@ class Rows:
             "reference": lambda: self._own_reference,
         }[origin]()
 
-    def outputs(self, name: str) -> Tensor:
-        """f of the training or the test rows (N, C): from their Jacobian, if the job needs gradients at all."""
-        if not self.run.job.needs_gradients:
-            return self.run.outputs(name)
-        return (self.train if name == "train" else self.test).jacobian.outputs
+    def noise_outputs(self) -> Tensor | None:
+        """f of the training rows (N, C), where the noise variance depends on them."""
+        run = self.run
+        if run.unit_likelihood.noise_variance is None or not noise_is_from_train(run.project.spec.posterior):
+            return None
+        return self.train.jacobian.outputs if run.job.needs_gradients else run.outputs("train")
+
+    def test_outputs(self) -> Tensor:
+        """f of the test rows (M, C): from their Jacobian, if the job needs gradients at all."""
+        return self.test.jacobian.outputs if self.run.job.needs_gradients else self.run.outputs("test")
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,10 @@ class Problem:
 
     @cached_property
     def omega(self) -> Precision:
-        return precision(self.run, self.rows.train.jacobian, self.hyperparameters)
+        run, train, settled = self.run, self.rows.train.jacobian, self.hyperparameters
+        dtype = getattr(torch, run.job.compute.gram_dtype)
+        root = settled.likelihood.root(train.outputs)
+        return Precision(train, root, settled.prior, run.memory, run.reporter.progress, dtype)
 
     @cached_property
     def scores(self) -> Stored[Scores]:
@@ -108,8 +117,28 @@ class Problem:
             return {"score": scores.score, "diagonal": scores.data_diagonal + prior}, {}
 
         key = Key("scores", "scores", {}, facts, "scores")
-        settled = self.hyperparameters
-        return run.store.get(key, lambda: _as_stored(compute_scores(run, self.rows, settled), prior), read, write)
+        return run.store.get(key, lambda: _as_stored(self.compute_scores(), prior), read, write)
+
+    def compute_scores(self) -> Scores:
+        """The score that methods rank by, and diag(Ω) − V; nothing is stored."""
+        run, rows = self.run, self.rows
+        data_diagonal = self._squares(rows.train, weighted=True)
+        if run.job.selection.score == "unweighted":  # Algorithm 1 to the letter: a mean, without the output Hessian
+            reference = rows.reference
+            mean = self._squares(reference, weighted=False) / len(reference.jacobian.outputs)
+            return Scores(mean, data_diagonal)
+        is_train = run.splits.origins[run.job.selection.reference] == "train"
+        return Scores(data_diagonal if is_train else self._squares(rows.reference, weighted=True), data_diagonal)
+
+    def _squares(self, rows: SplitRows, *, weighted: bool) -> Tensor:
+        """Σₙ diag(JₙᵀHₙJₙ) over a split; H = I where unweighted."""
+        sums = rows.square_sums
+        if sums is not None:
+            total = sums.weighted if weighted else sums.unweighted
+        else:
+            root = self.run.unit_likelihood.root(rows.jacobian.outputs) if weighted else None
+            total = squared_gradients(rows.jacobian, root, self.run.memory)
+        return total / (self.hyperparameters.noise_variance or 1.0) if weighted else total
 
     @cached_property
     def full(self) -> FullPosterior:
@@ -122,7 +151,7 @@ class Problem:
             return FullPosterior(omega, factor, artifact.meta["condition"], lambda: artifact.meta["freedom"])
 
         def write(full: FullPosterior) -> Content | None:
-            warn_if_ill_conditioned(self.run, name, full.condition)
+            warn_if_ill_conditioned(self.run.reporter, name, full.condition)
             numbers = {"freedom": full.freedom, "condition": full.condition, **posterior_facts(self.hyperparameters)}
             return ({"factor": full.factor}, numbers) if store.fits(name, {"factor": full.factor}) else None
 
@@ -166,48 +195,19 @@ class Problem:
         return (self.hyperparameters.noise_variance or 1.0) / len(self.run.split("train")) * freedom
 
 
-def open_problem(run: Run, rows: Rows) -> Problem:
+def open_problem(run: Run, rows: Rows, noise_outputs: Tensor | None) -> Problem:
     """The problem of a run, with its hyperparameters settled."""
     from .tuning import tune  # it selects a sub-network, which starts from a problem
 
     open_parts = OpenHyperparameters.of(run)
     if open_parts.is_settled:
-        return Problem(run, rows, settled_by_spec(run, lambda: rows.outputs("train")))
+        return Problem(run, rows, settled_by_spec(run, noise_outputs))
     return Problem(run, rows, tune(run, rows, open_parts))
-
-
-def precision(run: Run, jacobian: Jacobian, settled: Hyperparameters) -> Precision:
-    """Ω of the training rows."""
-    dtype = getattr(torch, run.job.compute.gram_dtype)
-    root = settled.likelihood.root(jacobian.outputs)
-    return Precision(jacobian, root, settled.prior, run.memory, run.reporter.progress, dtype)
-
-
-def compute_scores(run: Run, rows: Rows, settled: Hyperparameters) -> Scores:
-    """The score that methods rank by, and diag(Ω) − V."""
-    data_diagonal = _squares(run, rows.train, settled, weighted=True)
-    if run.job.selection.score == "unweighted":  # Algorithm 1 to the letter: a mean, without the output Hessian
-        reference = rows.reference
-        return Scores(_squares(run, reference, settled, weighted=False) / len(run.split(reference.name)), data_diagonal)
-    is_train = run.splits.origins[run.job.selection.reference] == "train"
-    score = data_diagonal if is_train else _squares(run, rows.reference, settled, weighted=True)
-    return Scores(score, data_diagonal)
 
 
 def _as_stored(scores: Scores, prior: Tensor) -> Scores:
     """The scores with the rounding of diag(Ω), so that a later run that reads them computes the same."""
     return Scores(scores.score, scores.data_diagonal + prior - prior)
-
-
-def _squares(run: Run, rows: SplitRows, settled: Hyperparameters, *, weighted: bool) -> Tensor:
-    """Σₙ diag(JₙᵀHₙJₙ) over a split; H = I where unweighted."""
-    sums = rows.square_sums
-    if sums is not None:
-        total = sums.weighted if weighted else sums.unweighted
-    else:
-        root = run.unit_likelihood.root(rows.jacobian.outputs) if weighted else None
-        total = squared_gradients(rows.jacobian, root, run.memory)
-    return total / (settled.noise_variance or 1.0) if weighted else total
 
 
 def posterior_facts(settled: Hyperparameters) -> dict[str, object]:
@@ -217,10 +217,10 @@ def posterior_facts(settled: Hyperparameters) -> dict[str, object]:
     return {"noise_variance": settled.noise_variance, "prior_precision": ordered}
 
 
-def warn_if_ill_conditioned(run: Run, name: str, condition: float) -> None:
+def warn_if_ill_conditioned(reporter: Reporter, name: str, condition: float) -> None:
     """Warn where digits are being lost."""
     if condition > WARN_CONDITION:
-        run.reporter.warn(
+        reporter.warn(
             f"{name}: the largest eigenvalue of the data term is {condition:.2g} times the prior precision; digits "
             f"are being lost. Raise posterior.prior_precision or posterior.noise_variance"
         )

@@ -18,7 +18,7 @@ from ..files.artifacts.artifact import Artifact
 from ..files.artifacts.run_folder import file_stem
 from ..files.networks.imports import load_function
 from .job import Choice, MethodCall
-from .problem import Problem, Scores, compute_scores
+from .problem import Problem, Scores
 from .store import Content, Key, Stored
 
 FIRST_PATH = 256  # parameters of the first path that k = auto tries; doubled until it is long enough
@@ -201,7 +201,7 @@ def selection_problem(problem: Problem, score: Tensor, data_diagonal: Tensor) ->
 
 def first_selection(problem: Problem, choice: Choice) -> Tensor:
     """What a method chooses before the prior is tuned (flat indices); nothing is stored."""
-    scores = compute_scores(problem.run, problem.rows, problem.hyperparameters)
+    scores = problem.compute_scores()
     plain = selection_problem(problem, scores.score, scores.data_diagonal)
     return run_method(problem, plain, choice.call, choice.k).indices
 

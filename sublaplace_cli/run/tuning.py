@@ -6,7 +6,7 @@ full posterior or, in an evaluation of one sub-network with `--full none`, that 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -35,80 +35,21 @@ NAME = "hyperparameters"
 
 def tune(run: Run, rows: Rows, open_parts: OpenHyperparameters) -> Hyperparameters:
     """The hyperparameters of a run, with the open ones chosen by the data."""
-    start = _start(run, open_parts)
-    S = _subnet(run, rows, start)
-
-    def make() -> Optimum:
-        if open_parts.by_nll:
-            return _by_nll(run, rows, start, S)
-        sigma2 = start.noise_variance or 1.0
-        evidence = _evidence(run, rows, start, open_parts.globs, S)
-        return maximise(evidence, open_parts.numbers, sigma2, open_parts.open, open_parts.noise_is_open)
-
-    best = run.store.get(Key(NAME, NAME, step="tune"), make, _read, _content).value
-    settled = _settled(run, start, open_parts, best)
-    tuned = _report(run, open_parts, start, best, "the sub-network" if S is not None else "the full posterior")
-    return replace(settled, tuned={**tuned, "prior_precision": settled.prior_precision})
-
-
-def _start(run: Run, open_parts: OpenHyperparameters) -> Hyperparameters:
-    """Open prior precisions at 1, open noise at the residual mean square."""
     asked = run.project.spec.posterior.prior_precision
     prior = prior_vector(asked, run.layout, run.project.loaded.path).to(run.device)
-    return Hyperparameters(asked, prior, with_noise(run, lambda: run.outputs("train")))
+    start = Hyperparameters(asked, prior, with_noise(run, None))  # open precisions at 1, open noise at the mean square
+    tuner = _Tuner(run, rows, open_parts, start, _subnet(Problem(run, rows, start)))
+    best = run.store.get(Key(NAME, NAME, step="tune"), tuner.best, _read, _content).value
+    return tuner.settled(best)
 
 
-def _settled(run: Run, start: Hyperparameters, open_parts: OpenHyperparameters, best: Optimum) -> Hyperparameters:
-    prior_precision = open_parts.prior_precision(best.alphas)
-    prior = prior_vector(prior_precision, run.layout, run.project.loaded.path).to(run.device)
-    likelihood = start.likelihood.with_noise(best.sigma2) if open_parts.noise_is_open else start.likelihood
-    return Hyperparameters(prior_precision, prior, likelihood)
-
-
-def _report(
-    run: Run, open_parts: OpenHyperparameters, start: Hyperparameters, best: Optimum, whose: str
-) -> dict[str, Any]:
-    """Say what was found; returns the part of the result about it."""
-    criterion = "nll" if open_parts.by_nll else "log_evidence"
-    bounds = [nll.LEAST_ALPHA, nll.MOST_ALPHA] if open_parts.by_nll else [marglik.LEAST, marglik.MOST]
-    what = "nll on the validation rows" if open_parts.by_nll else "marginal likelihood"
-    sigma2 = None if start.noise_variance is None else best.sigma2
-    shown = ", ".join(f"{alpha:.4g}" for alpha in best.alphas)
-    run.reporter.note(
-        f"{what} of {whose}: prior precision {shown}"
-        + ("" if sigma2 is None else f", noise variance {sigma2:.4g}")
-        + f"; {criterion} {best.start_value:.6g} → {best.value:.6g}"
-    )
-    if best.at_a_bound:
-        run.reporter.warn(f"the best {criterion} is at a bound: the data do not determine this number")
-    begun = {"prior_precision": 1.0, "noise_variance": start.noise_variance, criterion: best.start_value}
-    return {
-        "by": f"{what} of {whose}",
-        "prior_precision": None,
-        "noise_variance": sigma2,
-        criterion: best.value,
-        "start": begun,
-        "bounds": bounds,
-    }
-
-
-def _subnet(run: Run, rows: Rows, start: Hyperparameters) -> Tensor | None:
+def _subnet(problem: Problem) -> Tensor | None:
     """The one sub-network that the numbers are for; None for the full posterior."""
-    subnets = [choice for choice in run.choices if choice.call.selects]
-    if run.job.posterior.full != "none" or len(subnets) != 1:
+    subnets = [choice for choice in problem.run.choices if choice.call.selects]
+    if problem.run.job.posterior.full != "none" or len(subnets) != 1:
         return None
     (choice,) = subnets
-    if choice.call.own_code or choice.retain is not None:
-        return None
-    return first_selection(Problem(run, rows, start), choice)
-
-
-def _inside(run: Run, S: Tensor | None) -> Tensor:
-    """Which parameters the numbers are for (p,)."""
-    inside = torch.full((run.layout.size,), S is None, dtype=torch.bool, device=run.device)
-    if S is not None:
-        inside[S] = True
-    return inside
+    return None if choice.call.own_code or choice.retain is not None else first_selection(problem, choice)
 
 
 def _content(best: Optimum) -> Content:
@@ -122,72 +63,126 @@ def _read(artifact: Artifact) -> Optimum:
     return Optimum(tuple(artifact.tensor("alphas").tolist()), sigma2, value, start_value, bool(at_a_bound))
 
 
-def _evidence(run: Run, rows: Rows, start: Hyperparameters, globs: tuple[str, ...], S: Tensor | None) -> Evidence:
-    n_terms = len(run.split("train")) * run.passes.n_outputs
-    _require_room(run, len(globs) + 2, n_terms)
-    theta = run.layout.flatten(run.passes.model).double()
-    inside, group_of = _inside(run, S), _group_of(run, globs)
-    groups = [(group_of == number) & inside for number in range(len(globs))]
-    train = rows.train.jacobian
-    root = start.likelihood.kernel_root(train.outputs)
-    kernels = [_kernel(run, train, train, group, root) for group in groups]
-    if len(kernels) == 1:
-        kernels = [torch.linalg.eigvalsh(kernels[0]).clamp(min=0.0)]
-    squares = [float(theta[group].square().sum()) for group in groups]
-    targets = run.targets("train")
-    if targets is None:
-        raise UserError("posterior: marglik needs the targets of the training rows")
-    return Evidence(kernels, squares, n_terms, *start.likelihood.fit_terms(train.outputs, targets))
+@dataclass(frozen=True)
+class _Tuner:
+    run: Run
+    rows: Rows
+    open_parts: OpenHyperparameters
+    start: Hyperparameters
+    S: Tensor | None  # the sub-network that the numbers are for; None: the full posterior
 
+    def best(self) -> Optimum:
+        """Where the criterion is best."""
+        if self.open_parts.by_nll:
+            return self._by_nll()
+        parts, sigma2 = self.open_parts, self.start.noise_variance or 1.0
+        return maximise(self._evidence(), parts.numbers, sigma2, parts.open, parts.noise_is_open)
 
-def _group_of(run: Run, globs: tuple[str, ...]) -> Tensor:
-    """For each parameter the number of its group: that of the first glob that matches its name."""
-    groups = torch.zeros(run.layout.size, dtype=torch.int64, device=run.device)
-    for parameter in run.layout.parameters:
-        groups[parameter.span] = next(i for i, glob in enumerate(globs) if fnmatchcase(parameter.name, glob))
-    return groups
+    def settled(self, best: Optimum) -> Hyperparameters:
+        """The best hyperparameters, with how they were found."""
+        run, start = self.run, self.start
+        prior_precision = self.open_parts.prior_precision(best.alphas)
+        prior = prior_vector(prior_precision, run.layout, run.project.loaded.path).to(run.device)
+        likelihood = start.likelihood.with_noise(best.sigma2) if self.open_parts.noise_is_open else start.likelihood
+        return Hyperparameters(prior_precision, prior, likelihood, self._report(best, prior_precision))
 
-
-def _kernel(run: Run, left: Jacobian, train: Jacobian, inside: Tensor, root: Tensor | None) -> Tensor:
-    """Gram matrix of rows with the training rows over these parameters, for a unit prior."""
-    prior = torch.where(inside, 1.0, torch.inf).to(torch.float64)  # infinite precision leaves a parameter out
-    K = gram(left, train, prior, run.memory, progress=run.reporter.progress)
-    if root is not None:
-        K = weigh_columns(K, root, in_place=True)
-        K = K if left is not train else weigh_columns(K.T.contiguous(), root, in_place=True)
-    return K
-
-
-def _require_room(run: Run, matrices: int, rows: int) -> None:
-    needed = matrices * full_bytes(rows)
-    if needed > run.memory:
-        raise RunError(
-            f"tuning over {rows} training rows needs about {needed / 2**30:.1f} GiB, more than the "
-            f"{run.memory / 2**30:.1f} GiB allowed",
-            reason=Reason.NO_ROOM_FOR_TUNING,
+    def _report(self, best: Optimum, prior_precision: Any) -> dict[str, Any]:
+        """Say what was found; returns the part of the result about it."""
+        by_nll, start = self.open_parts.by_nll, self.start
+        criterion, what = ("nll", "nll on the validation rows") if by_nll else ("log_evidence", "marginal likelihood")
+        bounds = [nll.LEAST_ALPHA, nll.MOST_ALPHA] if by_nll else [marglik.LEAST, marglik.MOST]
+        whose = "the full posterior" if self.S is None else "the sub-network"
+        sigma2 = None if start.noise_variance is None else best.sigma2
+        shown = ", ".join(f"{alpha:.4g}" for alpha in best.alphas)
+        self.run.reporter.note(
+            f"{what} of {whose}: prior precision {shown}"
+            + ("" if sigma2 is None else f", noise variance {sigma2:.4g}")
+            + f"; {criterion} {best.start_value:.6g} → {best.value:.6g}"
         )
+        if best.at_a_bound:
+            self.run.reporter.warn(f"the best {criterion} is at a bound: the data do not determine this number")
+        begun = {"prior_precision": 1.0, "noise_variance": start.noise_variance, criterion: best.start_value}
+        return {
+            "by": f"{what} of {whose}",
+            "prior_precision": prior_precision,
+            "noise_variance": sigma2,
+            criterion: best.value,
+            "start": begun,
+            "bounds": bounds,
+        }
 
+    def _inside(self) -> Tensor:
+        """Which parameters the numbers are for (p,)."""
+        inside = torch.full((self.run.layout.size,), self.S is None, dtype=torch.bool, device=self.run.device)
+        if self.S is not None:
+            inside[self.S] = True
+        return inside
 
-def _by_nll(run: Run, rows: Rows, start: Hyperparameters, S: Tensor | None) -> Optimum:
-    """The one prior precision whose posterior predicts the validation rows best."""
-    _require_room(run, 3, len(run.split("train")) * run.passes.n_outputs)
-    validation, train = rows.validation.jacobian, rows.train.jacobian
-    targets = run.targets("validation")
-    if targets is None:
-        raise UserError("posterior.prior_precision: the validation rows have no targets to tune on")
-    inside, root = _inside(run, S), start.likelihood.root(train.outputs)
-    K, cross = _kernel(run, train, train, inside, root), _kernel(run, validation, train, inside, root).T
-    if S is None:
-        norms = row_norms(validation, torch.ones_like(start.prior), run.memory)
-    else:
-        norms = torch.cat([chunk.square_().sum(0) for _, chunk in column_chunks(validation, S, run.memory)])
-    spectrum, f = Spectrum.of(K, cross, norms), validation.outputs
+    def _evidence(self) -> Evidence:
+        run, globs, likelihood = self.run, self.open_parts.globs, self.start.likelihood
+        n_terms = len(run.split("train")) * run.passes.n_outputs
+        self._require_room(len(globs) + 2, n_terms)
+        theta = run.layout.flatten(run.passes.model).double()
+        inside, group_of, train = self._inside(), self._group_of(), self.rows.train.jacobian
+        groups = [(group_of == number) & inside for number in range(len(globs))]
+        root = likelihood.kernel_root(train.outputs)
+        kernels = [self._kernel(train, group, root) for group in groups]
+        if len(kernels) == 1:
+            kernels = [torch.linalg.eigvalsh(kernels[0]).clamp(min=0.0)]
+        squares = [float(theta[group].square().sum()) for group in groups]
+        targets = run.targets("train")
+        if targets is None:
+            raise UserError("posterior: marglik needs the targets of the training rows")
+        return Evidence(kernels, squares, n_terms, *likelihood.fit_terms(train.outputs, targets))
 
-    def loss(alpha: float) -> float:
-        std = spectrum.variance(alpha).reshape(f.shape).sqrt()
-        found = float(start.likelihood.nll(f, std, targets).mean())
-        return found if abs(found) < float("inf") else float("inf")
+    def _group_of(self) -> Tensor:
+        """For each parameter the number of its group: that of the first glob that matches its name."""
+        run, globs = self.run, self.open_parts.globs
+        groups = torch.zeros(run.layout.size, dtype=torch.int64, device=run.device)
+        for parameter in run.layout.parameters:
+            groups[parameter.span] = next(i for i, glob in enumerate(globs) if fnmatchcase(parameter.name, glob))
+        return groups
 
-    alpha, value = minimise(loss)
-    at_a_bound = not nll.LEAST_ALPHA * 1.01 < alpha < nll.MOST_ALPHA / 1.01
-    return Optimum((alpha,), start.noise_variance or 1.0, value, loss(1.0), at_a_bound)
+    def _kernel(self, left: Jacobian, inside: Tensor, root: Tensor | None) -> Tensor:
+        """Gram matrix of rows with the training rows over these parameters, for a unit prior."""
+        train = self.rows.train.jacobian
+        prior = torch.where(inside, 1.0, torch.inf).to(torch.float64)  # infinite precision leaves a parameter out
+        K = gram(left, train, prior, self.run.memory, progress=self.run.reporter.progress)
+        if root is not None:
+            K = weigh_columns(K, root, in_place=True)
+            K = K if left is not train else weigh_columns(K.T.contiguous(), root, in_place=True)
+        return K
+
+    def _require_room(self, matrices: int, rows: int) -> None:
+        needed, memory = matrices * full_bytes(rows), self.run.memory
+        if needed > memory:
+            raise RunError(
+                f"tuning over {rows} training rows needs about {needed / 2**30:.1f} GiB, more than the "
+                f"{memory / 2**30:.1f} GiB allowed",
+                reason=Reason.NO_ROOM_FOR_TUNING,
+            )
+
+    def _by_nll(self) -> Optimum:
+        """The one prior precision whose posterior predicts the validation rows best."""
+        run, likelihood = self.run, self.start.likelihood
+        self._require_room(3, len(run.split("train")) * run.passes.n_outputs)
+        validation, train = self.rows.validation.jacobian, self.rows.train.jacobian
+        targets = run.targets("validation")
+        if targets is None:
+            raise UserError("posterior.prior_precision: the validation rows have no targets to tune on")
+        inside, root = self._inside(), likelihood.root(train.outputs)
+        K, cross = self._kernel(train, inside, root), self._kernel(validation, inside, root).T
+        if self.S is None:
+            norms = row_norms(validation, torch.ones_like(self.start.prior), run.memory)
+        else:
+            norms = torch.cat([chunk.square_().sum(0) for _, chunk in column_chunks(validation, self.S, run.memory)])
+        spectrum, f = Spectrum.of(K, cross, norms), validation.outputs
+
+        def loss(alpha: float) -> float:
+            std = spectrum.variance(alpha).reshape(f.shape).sqrt()
+            found = float(likelihood.nll(f, std, targets).mean())
+            return found if abs(found) < float("inf") else float("inf")
+
+        alpha, value = minimise(loss)
+        at_a_bound = not nll.LEAST_ALPHA * 1.01 < alpha < nll.MOST_ALPHA / 1.01
+        return Optimum((alpha,), self.start.noise_variance or 1.0, value, loss(1.0), at_a_bound)

@@ -79,7 +79,7 @@ class Capture:
         return rows
 
     def restricted_to(self, S: Tensor) -> Capture:
-        """The same for the layers and parameters that hold some of the flat indices S; the other blocks are left out."""
+        """The same for the layers and parameters that hold some of the flat indices S; other blocks are left out."""
 
         def holds(span: slice) -> bool:
             return bool(((span.start <= S) & (span.stop > S)).any())

@@ -22,7 +22,8 @@ def check(run: Run) -> None:
             hint="for example: ensemble: {checkpoints: [a.safetensors, b.safetensors]}",
         )
     for path in run.project.spec.ensemble.checkpoints:
-        _checked(run, path, outputs(_network(run, path), run.passes.reader(run.split("test"), 0, 1)))
+        row = run.passes.reader(run.split("test"), 0, 1)
+        _checked(outputs(_network(run, path), row), path, run.passes.n_outputs)
 
 
 def predict(inputs: ReferenceInputs) -> Prediction:
@@ -30,13 +31,12 @@ def predict(inputs: ReferenceInputs) -> Prediction:
     run = inputs.problem.run
     ensemble = run.project.spec.ensemble
     assert ensemble is not None, "check has seen it"
-    members = torch.stack([_outputs(run, path) for path in ensemble.checkpoints])
+    read, test = run.passes.reader.outputs, run.split("test")
+    members = torch.stack(
+        [_checked(read(_network(run, path), test), path, run.passes.n_outputs) for path in ensemble.checkpoints]
+    )
     run.reporter.note("ensemble: its mean is not the network's; its w2 compares standard deviations only")
     return Prediction(inputs.name, None, members.mean(0), members.var(0, correction=1), freedom=None, own_mean=True)
-
-
-def _outputs(run: Run, value: str) -> Tensor:
-    return _checked(run, value, run.passes.reader.outputs(_network(run, value), run.split("test")))
 
 
 def _network(run: Run, value: str) -> nn.Module:
@@ -44,8 +44,8 @@ def _network(run: Run, value: str) -> nn.Module:
     return network.module.eval().to(device=run.device, dtype=run.dtype)
 
 
-def _checked(run: Run, value: str, f: Tensor) -> Tensor:
-    if f.shape[1] != run.passes.n_outputs:
+def _checked(f: Tensor, value: str, n_outputs: int) -> Tensor:
+    if f.shape[1] != n_outputs:
         raise UserError(f"{ENSEMBLE_FIELD}: {value} gives outputs of the shape {tuple(f.shape)}, unlike the model's")
     if not bool(torch.isfinite(f).all()):
         raise UserError(f"{ENSEMBLE_FIELD}: the outputs of {value} are not all finite")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.likelihoods import Likelihood
+from ...core.network.layout import Layout
 from ...core.posterior.kronecker import Factors, KroneckerPosterior
 from ...core.prediction import Prediction
 from ...errors import UserError
@@ -34,26 +35,27 @@ def check(run: Run) -> None:
     with torch.no_grad():
         if run.passes.model(row).ndim != 2:
             raise UserError("--method kfac takes networks that return (rows, outputs), this one returns (rows,)")
-    if not _supported(run)[0]:
+    if not _supported(run.passes.model, run.layout)[0]:
         raise UserError("--method kfac: the network has no nn.Linear or nn.Conv2d with parameters of its own")
 
 
 def predict(inputs: ReferenceInputs) -> Prediction:
     problem, run = inputs.problem, inputs.problem.run
-    layers, left = _supported(run)
+    layers, left = _supported(run.passes.model, run.layout)
     if left:
         shown = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
         run.reporter.note(f"kfac: {shown} have no Kronecker factors and stay at their prior")
     with run.store.timed("kfac"):
-        factors = _factors(run, layers, problem.hyperparameters.likelihood)
+        likelihood = problem.hyperparameters.likelihood
+        factors = _factors(run.passes.model, layers, likelihood, list(_batches(run, likelihood)))
         posterior = KroneckerPosterior(factors, run.layout, problem.hyperparameters.prior, run.memory)
         variance = posterior.variance(problem.rows.test.jacobian)
     return Prediction(inputs.name, None, inputs.f, variance, posterior.freedom)
 
 
-def _supported(run: Run) -> tuple[dict[str, nn.Module], list[str]]:
+def _supported(model: nn.Module, layout: Layout) -> tuple[dict[str, nn.Module], list[str]]:
     """Layers whose trainable parameters no other layer uses, and the names of all other parameters."""
-    model, wanted = run.passes.model, {parameter.name for parameter in run.layout.parameters}
+    wanted = {parameter.name for parameter in layout.parameters}
     uses = Counter(id(tensor) for _, tensor in model.named_parameters(remove_duplicate=False))
     layers, covered = {}, set()
     for name, module in model.named_modules():
@@ -66,7 +68,9 @@ def _supported(run: Run) -> tuple[dict[str, nn.Module], list[str]]:
     return layers, sorted(wanted - covered)
 
 
-def _factors(run: Run, layers: dict[str, nn.Module], likelihood: Likelihood) -> dict[str, Factors]:
+def _factors(
+    model: nn.Module, layers: dict[str, nn.Module], likelihood: Likelihood, batches: list[tuple[Tensor, Tensor]]
+) -> dict[str, Factors]:
     from curvlinops import KFACLinearOperator
 
     loss, scale = likelihood.loss()
@@ -74,14 +78,14 @@ def _factors(run: Run, layers: dict[str, nn.Module], likelihood: Likelihood) -> 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         operator = KFACLinearOperator(
-            run.passes.model,
+            model,
             loss,
             own,
-            list(_batches(run, likelihood)),
+            batches,
             check_deterministic=False,
             fisher_type="type-2",
             num_per_example_loss_terms=1,
-            num_data=len(run.split("train")),
+            num_data=sum(len(x) for x, _ in batches),
         )
         operator.compute_kronecker_factors()
     state = operator.state_dict()

@@ -186,7 +186,7 @@ def _posteriors(
         prediction = Prediction(name, None, test.outputs, values, full.freedom)
         for metric in METRICS.values():
             try:
-                found.put(f"{name} {metric.name}", load(metric.entry)(prediction, known))
+                found.put(f"{name} {metric.name}", load(f"{metric.module}:{metric.name}")(prediction, known))
             except NotApplicable:
                 found.put(f"{name} {metric.name}", None)
 

@@ -4,12 +4,10 @@ Where S lies in linear layers with one position per row, its columns are δ ∘ 
 stay in the network, which must therefore belong to the pass alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -30,7 +28,7 @@ class _Picked:
     delta: Tensor  # (k,) into [δ₁, δ₂, …]
 
     @classmethod
-    def of(cls, blocks: Sequence[Block], S: Tensor) -> _Picked | None:
+    def of(cls, blocks: Sequence[Block], S: Tensor) -> Self | None:
         """None where some block is not of a linear layer with one position per row."""
         a, delta = torch.full_like(S, -1), torch.zeros_like(S)
         inputs_before = outputs_before = 0

@@ -1,7 +1,5 @@
 """Factorisations and solves: float64, triangular solves, never an inverse."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import torch

@@ -4,8 +4,6 @@ A metric returns a number for each test row (M,), whose mean and standard error 
 because the outputs of one row are not independent. Where it does not apply, it raises `NotApplicable` with the reason.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """What a method says about the test rows, and what that is compared with."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cached_property
 

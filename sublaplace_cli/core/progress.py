@@ -1,16 +1,14 @@
 """Progress of long computations; the caller decides whether and how to show it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, Self
 
 
 class Progress(Protocol):
     """Reports how much of a long computation is done."""
 
     def advance(self, amount: int) -> None: ...
-    def __enter__(self) -> Progress: ...
+    def __enter__(self) -> Self: ...
     def __exit__(self, *exc: object) -> None: ...
 
 
@@ -23,7 +21,7 @@ class NoProgress:
     def advance(self, amount: int) -> None:
         pass
 
-    def __enter__(self) -> NoProgress:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -5,8 +5,6 @@ every worker, with the same arguments, on the rows that the worker holds; the le
 decides anything from its own numbers, so that all of them follow the same control flow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any, Protocol, TypeVar

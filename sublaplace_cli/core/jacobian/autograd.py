@@ -1,7 +1,5 @@
 """The general path, right for any module: torch.func over the requested parameters, with the others constant."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

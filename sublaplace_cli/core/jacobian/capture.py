@@ -4,11 +4,10 @@ Before each run the formulas are compared with plain autograd. A layer that fail
 its weight is also used elsewhere) takes the general path, and a note says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +77,7 @@ class Capture:
             rows //= 2
         return rows
 
-    def restricted_to(self, S: Tensor) -> Capture:
+    def restricted_to(self, S: Tensor) -> Self:
         """The same for the layers and parameters that hold some of the flat indices S; other blocks are left out."""
 
         def holds(span: slice) -> bool:

@@ -1,7 +1,5 @@
 """Peak memory of some work, measured from the tensors that it creates and releases."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

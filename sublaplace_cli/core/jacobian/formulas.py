@@ -5,8 +5,6 @@ formula does not cover all settings of such a layer, add a line to `has_formula`
 plain autograd on a few rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

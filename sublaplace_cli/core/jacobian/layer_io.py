@@ -1,7 +1,5 @@
 """Which layers of a network have a formula; their inputs and output gradients by one forward and C backward passes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -5,8 +5,6 @@
 rows, because the same pass computes both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -1,7 +1,5 @@
 """A Jacobian whose rows are held by several workers, in pieces that were assigned in turn."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

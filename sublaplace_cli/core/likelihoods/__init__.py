@@ -6,8 +6,6 @@ To add one:
 3. add a case to the tests; the spec, the metrics, tuning and the references use it from then on.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Protocol, Self
 
 import numpy as np

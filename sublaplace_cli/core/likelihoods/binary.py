@@ -1,9 +1,7 @@
 """Two classes behind one logit."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -20,7 +18,7 @@ class Binary:
     noise_variance: ClassVar[None] = None
     calibration_axes: ClassVar[tuple[str, str]] = RELIABILITY_AXES
 
-    def with_noise(self, sigma2: float) -> Binary:
+    def with_noise(self, sigma2: float) -> Self:
         return self
 
     def root(self, f: Tensor) -> Tensor:

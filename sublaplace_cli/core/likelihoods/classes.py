@@ -1,7 +1,5 @@
 """What the likelihoods over classes have in common."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,9 +1,7 @@
 """C classes, one logit each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -23,7 +21,7 @@ class Multiclass:
     noise_variance: ClassVar[None] = None
     calibration_axes: ClassVar[tuple[str, str]] = RELIABILITY_AXES
 
-    def with_noise(self, sigma2: float) -> Multiclass:
+    def with_noise(self, sigma2: float) -> Self:
         return self
 
     def root(self, f: Tensor) -> Tensor:

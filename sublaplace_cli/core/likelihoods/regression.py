@@ -1,10 +1,8 @@
 """Regression with Gaussian noise."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -22,7 +20,7 @@ class Regression:
     noise_variance: float = 1.0
     calibration_axes: ClassVar[tuple[str, str]] = ("nominal coverage of the targets", "empirical coverage")
 
-    def with_noise(self, sigma2: float) -> Regression:
+    def with_noise(self, sigma2: float) -> Self:
         return replace(self, noise_variance=sigma2)
 
     def root(self, f: Tensor) -> Tensor:

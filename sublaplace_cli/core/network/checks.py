@@ -1,7 +1,5 @@
 """Checks before a network's gradients can be trusted: finite, deterministic, and each row on its own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """A digest of a network's weights, whatever file they came from."""
 
-from __future__ import annotations
-
 import hashlib
 
 import torch

@@ -1,7 +1,5 @@
 """Calls a network on rows: one tensor, a dict or a tuple of tensors in; (rows, outputs) out."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any

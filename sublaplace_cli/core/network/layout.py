@@ -1,13 +1,12 @@
 """Flat index ↔ (parameter name, position): `named_parameters()` order, each tensor row-major."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import accumulate
+from typing import Self
 
 import numpy as np
 import torch
@@ -40,11 +39,11 @@ class Layout:
     parameters: tuple[Parameter, ...]
 
     @classmethod
-    def of(cls, model: nn.Module) -> Layout:
+    def of(cls, model: nn.Module) -> Self:
         return cls.from_shapes([(name, tuple(t.shape)) for name, t in model.named_parameters() if t.requires_grad])
 
     @classmethod
-    def from_shapes(cls, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> Layout:
+    def from_shapes(cls, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> Self:
         shapes = [(name, shape) for name, shape in shapes if math.prod(shape)]  # empty tensors are left out too
         offsets = accumulate((math.prod(shape) for _, shape in shapes), initial=0)
         return cls(tuple(Parameter(name, shape, o) for (name, shape), o in zip(shapes, offsets, strict=False)))

@@ -3,8 +3,6 @@
 They need rows of two workers at a time, so they are computed in strips of rows, each by one worker.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -5,10 +5,9 @@ float64, equals var + ‖w − w*‖² in the metric I + K: it differs from the 
 with r = k − (I + K)w. That is estimated from r at a sample of training rows, for which exact rows of K are computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -45,7 +44,7 @@ class Sample:
     cross: Tensor  # A V⁻¹ gᵀ (N·C, s·C)
 
     @classmethod
-    def of(cls, precision: Precision) -> Sample:
+    def of(cls, precision: Precision) -> Self:
         chosen = _evenly_spaced(len(precision.jacobian.outputs))
         rows = some_rows(precision.jacobian, chosen)
         return cls(rows, torch.tensor(chosen, device=precision.root.device), _exact_cross(precision, rows))

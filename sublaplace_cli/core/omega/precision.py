@@ -4,8 +4,6 @@ It computes its diagonal, some of its columns, a principal sub-matrix, and the G
 the rows are in `row_sums`, `gram` and `residuals`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

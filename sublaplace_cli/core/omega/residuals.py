@@ -1,7 +1,5 @@
 """Residuals computed from the rows themselves, where the Gram matrix K = A V⁻¹ Aᵀ has lost digits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -3,11 +3,10 @@
 Where several workers hold the rows, each sums its own rows and the leader gets the total (`collective`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -129,7 +128,7 @@ class BlockPositions:
     back: Tensor | None  # from rising order to that of S; None where they are the same
 
     @classmethod
-    def of(cls, blocks: Sequence[Block], S: Tensor) -> BlockPositions:
+    def of(cls, blocks: Sequence[Block], S: Tensor) -> Self:
         rising, order = S.sort()
         starts = torch.tensor([*(block.start for block in blocks), blocks[-1].span.stop], device=S.device)
         cuts = torch.searchsorted(rising, starts).tolist()

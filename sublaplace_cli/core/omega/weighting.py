@@ -1,7 +1,5 @@
 """Output weights W applied to rows and columns: A = WᵀJ, W w."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

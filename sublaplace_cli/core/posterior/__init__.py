@@ -8,8 +8,6 @@ path                         sub-networks that extend one another    diagonal, k
 rescale, bounds, theorem1    corrections, bounds and checks of variances      sampling    draws
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from torch import Tensor

@@ -5,8 +5,6 @@ because more data never increase the variance. Disjoint sets of rows give severa
 row is used.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

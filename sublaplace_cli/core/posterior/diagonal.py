@@ -1,7 +1,5 @@
 """Diagonal Laplace: all off-diagonal elements of Ω are dropped."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

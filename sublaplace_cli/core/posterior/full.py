@@ -1,7 +1,5 @@
 """Full linearized Laplace through the Gram matrix of the training rows: nothing of size p × p exists."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,14 +10,7 @@ from torch import Tensor
 
 from ...errors import NumericsError, Reason
 from ..jacobian.rows import Jacobian
-from ..linalg import (
-    SYMMETRIC_STRIP,
-    condition_of,
-    dual_variance,
-    inverse_square_sums,
-    safe_cholesky,
-    solve_lower,
-)
+from ..linalg import SYMMETRIC_STRIP, condition_of, dual_variance, inverse_square_sums, safe_cholesky, solve_lower
 from ..omega.gram_float32 import Sample, not_good_enough, require_accuracy, sample_of
 from ..omega.precision import Precision
 from ..omega.row_sums import row_norms

@@ -4,8 +4,6 @@ A is the mean outer product of a layer's inputs, B the sum of the outer products
 eigenvectors the precision of a weight is diagonal, so that the variance of a row is a sum of squares.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Many k cost little more than the largest: prefixes share their factor (primal) o
 columns of the test rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

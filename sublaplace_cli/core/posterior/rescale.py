@@ -4,8 +4,6 @@ By Theorem 1 every sub-network variance is too small. The numbers are fitted on 
 variance that it would have without that row, which has a closed form. No test row and no random number is used.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Draws from a sub-network's posterior, mapped to the network's outputs: joint over all rows and outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """What the two forms of a sub-network's posterior share: the protocol, their sizes, and which form is smaller."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal, Protocol
 

@@ -1,7 +1,5 @@
 """A sub-network's posterior in dual form: one N·C × N·C factor. The smaller form where k > N·C."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property

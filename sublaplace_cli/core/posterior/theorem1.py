@@ -1,7 +1,5 @@
 """Theorem 1 as a run-time check: PV(S) ≤ PV(S′) ≤ PV_full for S ⊆ S′, at every row and output."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

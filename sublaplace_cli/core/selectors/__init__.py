@@ -8,8 +8,6 @@ To add one:
 3. the contract tests over all methods cover it; add tests for what only this method does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """All parameters whose name matches a glob."""
 
-from __future__ import annotations
-
 from ...errors import UserError, suggestion
 from ..network.layout import Layout, Parameter
 from . import Selection, SelectionProblem, SelectorFacts, all_of

@@ -1,7 +1,5 @@
 """Gradient-Laplace, Algorithm 1: the k largest (Hessian-weighted) mean squared gradients."""
 
-from __future__ import annotations
-
 from . import Selection, SelectionProblem, largest
 
 

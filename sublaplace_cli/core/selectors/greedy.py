@@ -11,8 +11,6 @@ A bound is updated by what the pivots since its last value have subtracted, with
 computed from scratch only inside a panel and where that margin hides the order.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The last k entries of the flat parameter vector."""
 
-from __future__ import annotations
-
 import torch
 
 from . import Selection, SelectionProblem

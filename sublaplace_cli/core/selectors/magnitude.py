@@ -1,7 +1,5 @@
 """The k largest parameters by absolute value."""
 
-from __future__ import annotations
-
 from . import Selection, SelectionProblem, largest
 
 

@@ -1,7 +1,5 @@
 """All parameters of the last linear layer that runs."""
 
-from __future__ import annotations
-
 from ...errors import Reason, UserError
 from . import Selection, SelectionProblem, SelectorFacts, all_of
 

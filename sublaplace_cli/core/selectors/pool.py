@@ -1,7 +1,5 @@
 """The candidates among which a search chooses: all parameters, or those with the largest scores."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """A seeded uniform choice."""
 
-from __future__ import annotations
-
 import torch
 
 from . import Selection, SelectionProblem

@@ -1,7 +1,5 @@
 """The k smallest entries of diag(Ω), as earlier sub-network methods choose."""
 
-from __future__ import annotations
-
 from . import Selection, SelectionProblem, smallest
 
 

@@ -7,8 +7,6 @@ and nothing of size k × p is stored. Updates accumulate rounding: before each s
 and where these differ from the updated ones, all values are.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

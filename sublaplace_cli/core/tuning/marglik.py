@@ -5,8 +5,6 @@ prior precision. With one group the eigenvalues are enough, and a step costs alm
 Cholesky factorisation. It is concave in the logarithms of its arguments, so there is one optimum.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

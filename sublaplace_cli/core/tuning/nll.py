@@ -1,10 +1,9 @@
 """One prior precision, chosen by the predictions for other rows: one eigendecomposition gives these for every α."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ class Spectrum:
     norms: Tensor  # ‖g‖² (M·C,)
 
     @classmethod
-    def of(cls, K: Tensor, cross: Tensor, norms: Tensor) -> Spectrum:
+    def of(cls, K: Tensor, cross: Tensor, norms: Tensor) -> Self:
         """From A Aᵀ, A Jᵀ and ‖g‖², all for a prior of 1."""
         values, vectors = torch.linalg.eigh(K)
         return cls(values.clamp(min=0.0), (vectors.T @ cross).square_(), norms)

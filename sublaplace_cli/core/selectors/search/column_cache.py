@@ -1,7 +1,5 @@
 """A cache of columns of a weighted Jacobian, for a search."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

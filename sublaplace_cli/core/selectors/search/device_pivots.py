@@ -1,7 +1,5 @@
 """Pivots of a panel on a device: commands are queued, and the outcome is read once for many pivots."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -4,8 +4,6 @@ There are two forms: one whose matrices have the size of S, one whose matrices h
 both return directions Z for which R becomes R − Zᵀ Z, so that d_j falls by ‖Z a_j‖².
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple, Protocol
 
 import torch

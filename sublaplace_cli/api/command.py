@@ -1,7 +1,5 @@
 """Whole commands from Python: the same options, the same artifacts, the same result."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sub-network Laplace approximations on tensors: rows → Ω → select → fit → variance."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Serving: mean and standard deviation from a stored posterior and its network, without spec, run folder or data."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Callable

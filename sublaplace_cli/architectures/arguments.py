@@ -1,7 +1,5 @@
 """Checks the `args:` of a built-in architecture: unknown names, missing values and wrong types are errors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`wrap: {binary-logodds: …}`: a network of C classes as one log-odds, with the same parameter names."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`arch: cifar_resnet`: the ResNets for 32 × 32 images of He et al. (2016), section 4.2."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

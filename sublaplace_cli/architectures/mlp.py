@@ -1,7 +1,5 @@
 """`arch: mlp`: a plain nn.Sequential of Linear, activation, …, Linear."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which flag or spec key helps: the hint for each reason that the numerics can give."""
 
-from __future__ import annotations
-
 from ..errors import Reason, SublaplaceError
 
 _RAISE = "raise posterior.prior_precision or posterior.noise_variance"

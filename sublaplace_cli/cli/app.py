@@ -3,8 +3,6 @@
 Nothing heavy is imported at the top: `--help` and wrong usage must answer at once.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import os
@@ -25,8 +23,8 @@ from ..errors import Reason, SublaplaceError
 from .advice import ADVICE, hint_of
 from .console import Console, print_result
 from .deliver import deliver
-from .options import COMMANDS, OPTIONS, OptionText
-from .settings import Settings
+from .options import COMMANDS
+from .settings import Settings, Text
 from .usage import on_device, parse_job
 
 app = typer.Typer(
@@ -77,14 +75,14 @@ def _command(name: str) -> Callable[..., None]:
         typed: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
         _execute(name, Settings(**typed))
 
-    hints = typing.get_type_hints(Settings)
+    hints = typing.get_type_hints(Settings, include_extras=True)
     defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Settings)}
     parameters = [
         inspect.Parameter(
             field,
             inspect.Parameter.KEYWORD_ONLY,
             default=list(defaults[field]) if isinstance(defaults[field], tuple) else defaults[field],
-            annotation=Annotated[_option_type(hints[field]), _typer_option(OPTIONS[field])],
+            annotation=_option(field, *typing.get_args(hints[field])),
         )
         for field in COMMANDS[name].fields
     ]
@@ -95,14 +93,12 @@ def _command(name: str) -> Callable[..., None]:
     return body
 
 
-def _typer_option(text: OptionText) -> Any:
+def _option(field: str, hint: Any, text: Text) -> Any:
+    """A field of `Settings` as Typer declares it; repeated options are tuples there, lists for Typer."""
+    flags = text.flags or ("--" + field.replace("_", "-"),)
     complete = text.complete if text.names else None
-    return typer.Option(*text.flags, help=text.help, metavar=text.metavar, autocompletion=complete)
-
-
-def _option_type(hint: Any) -> Any:
-    """Repeated options are tuples in `Settings`, lists for Typer."""
-    return list[typing.get_args(hint)[0]] if typing.get_origin(hint) is tuple else hint  # type: ignore[misc]
+    option = typer.Option(*flags, help=text.help, metavar=text.metavar, autocompletion=complete)
+    return Annotated[list[typing.get_args(hint)[0]] if typing.get_origin(hint) is tuple else hint, option]  # type: ignore[misc]
 
 
 for _name, _about in COMMANDS.items():

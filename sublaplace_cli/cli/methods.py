@@ -1,7 +1,5 @@
 """`--method`, `--k`, `--pool` and `--retain` as typed → choices."""
 
-from __future__ import annotations
-
 import re
 
 from ..catalog import BY_NAME, DEFAULT_METHOD, METHODS, NAMES_PREFIX, Method

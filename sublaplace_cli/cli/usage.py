@@ -1,7 +1,5 @@
 """Options as typed → a job; whatever is wrong with them is refused before anything is read."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from importlib.util import find_spec

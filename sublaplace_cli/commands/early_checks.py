@@ -1,7 +1,5 @@
 """What can be known before any computing is refused before any computing."""
 
-from __future__ import annotations
-
 from ..catalog import load_check
 from ..core.selectors import SelectorFacts
 from ..errors import UserError

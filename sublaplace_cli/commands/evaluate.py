@@ -1,7 +1,5 @@
 """`sublaplace evaluate`: every method at every k against the full posterior, the targets and the oracle."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Numbers behind the pictures: calibration, σ against σ_full, and the layers of each sub-network."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

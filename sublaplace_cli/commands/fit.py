@@ -1,7 +1,5 @@
 """`sublaplace fit`: the posterior over the chosen parameters, or over all of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..catalog import FULL

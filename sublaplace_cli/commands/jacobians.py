@@ -1,7 +1,5 @@
 """`sublaplace jacobians`: outputs, Jacobians and scores."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..run.problem import Rows, open_problem

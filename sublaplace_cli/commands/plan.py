@@ -1,7 +1,5 @@
 """`--dry-run`: what would be computed, written and held, without writing anything."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

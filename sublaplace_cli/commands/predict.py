@@ -1,7 +1,5 @@
 """`sublaplace evaluate --posterior FILE`: predictions on new data from a posterior alone, without its training rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """From a job to its outcome: check, open the run, run the command, write its files, judge."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """From a prediction to a row of the result: every metric of the table."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """`sublaplace select`: which k parameters, by which method."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..core.network.layout import Layout

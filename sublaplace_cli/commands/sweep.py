@@ -1,7 +1,5 @@
 """The runs of a sweep: several checkpoints or seeds, one after the other."""
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import os

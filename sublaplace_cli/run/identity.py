@@ -1,7 +1,5 @@
 """Fields that identify a run: the weights, the data and every option that changes a number."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The posteriors of sub-networks, stored and reused, with the rescaling that was asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Variances of sub-networks at the test rows, stored and reused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -4,8 +4,6 @@ The rows of a split are opened, and the scores and the full posterior computed, 
 result may make them unnecessary.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any

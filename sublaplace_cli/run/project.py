@@ -1,7 +1,5 @@
 """The spec of a command, with the rules for the files and the code that it names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which parameters each method chooses, stored and reused."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

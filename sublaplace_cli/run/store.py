@@ -1,7 +1,5 @@
 """The store of one run: the only place that decides between reusing an artifact and making it."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@
 full posterior or, in an evaluation of one sub-network with `--full none`, that sub-network.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any

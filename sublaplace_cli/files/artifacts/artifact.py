@@ -1,7 +1,5 @@
 """Artifacts: safetensors files with metadata and checksums, which are verified when they are read."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Atomic writes: into a temporary file, synced, then renamed. A file with its final name is complete."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

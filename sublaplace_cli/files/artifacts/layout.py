@@ -4,8 +4,6 @@ One metadata key, `sublaplace`, holds canonical JSON: what the file is, what it 
 piece of every tensor. A piece is some consecutive rows, so that a part of a large tensor can be read and checked.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ safetensors has no streaming writer. So rows are written into a file of the fina
 rows in a second file. The file gets its final name when all rows are finished.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

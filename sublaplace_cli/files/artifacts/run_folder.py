@@ -4,8 +4,6 @@ Its name is a fingerprint of the weights, the data and every option that changes
 them, so that a folder chosen with --run-dir can be checked too.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import re

@@ -3,8 +3,6 @@
 Sizes come from the headers and are checked before memory is taken: a small npz can declare terabytes.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import zipfile
@@ -13,16 +11,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 
 from ...errors import UserError, suggestion
+from ..spec.data import ArraysSpec
 from .columns import Columns, pick_columns
 from .sources import ArrayInputs, ReadRequest, Source, gibibytes, refuse_if_larger
-
-if TYPE_CHECKING:
-    from ..spec.data import ArraysSpec
 
 BOMB_RATIO = 100
 BOMB_BYTES = 256 * 2**20

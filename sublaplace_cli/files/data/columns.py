@@ -4,16 +4,12 @@ Columns have names or positions from 0. Another file is matched to the training 
 header, else by position. It may lack the target; `rest` still means the same columns.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import UserError, suggestion
-
-if TYPE_CHECKING:
-    from ..spec.data import ColumnsSpec
+from ..spec.data import ColumnsSpec
 
 
 @dataclass(frozen=True)

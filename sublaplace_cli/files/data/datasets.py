@@ -4,18 +4,18 @@ Each format is one function `read_…(request) -> Source` named in `catalog.DATA
 To add one: 1. write the reader, 2. add the catalog line, 3. if it needs an optional package, add that to `EXTRAS`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ... import catalog
 from ...errors import UserError, suggestion
+from ..spec.data import DataSpec, SplitSpec
+from ..spec.models import Spec
 from .sources import ArrayInputs, ChosenRows, ReadRequest, Source, check_lengths, choose, map_arrays
 from .transforms import (
     MeanStd,
@@ -28,10 +28,6 @@ from .transforms import (
     measured_targets,
     refuse_one_class,
 )
-
-if TYPE_CHECKING:
-    from ..spec.data import DataSpec, SplitSpec
-    from ..spec.models import Spec
 
 __all__ = ["ArrayInputs", "MeanStd", "Preparation", "Scales", "Split", "data_files", "load_splits", "require_extra"]
 

@@ -1,7 +1,5 @@
 """A folder of images, one sub-folder per class: path/<class>/<image>."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager

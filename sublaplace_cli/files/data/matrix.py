@@ -1,7 +1,5 @@
 """One array from a file outside the data section, such as the predictions of an oracle."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

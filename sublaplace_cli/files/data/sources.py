@@ -3,21 +3,16 @@
 A reader is a function `read_…(request: ReadRequest) -> Source`; it checks sizes before it takes memory.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...errors import UserError
+from ..spec.data import ArraysSpec, ColumnsSpec, IndicesSpec, SplitSpec
 from .transforms import row_chunks
-
-if TYPE_CHECKING:
-    from ..spec.data import ArraysSpec, ColumnsSpec, IndicesSpec, SplitSpec
 
 ArrayInputs = np.ndarray | dict[str, np.ndarray] | tuple[np.ndarray, ...]
 

@@ -1,7 +1,5 @@
 """Tables of numbers: csv and parquet."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Everything works on chunks of rows, so that uint8 images stay uint8 until a chunk is used.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial

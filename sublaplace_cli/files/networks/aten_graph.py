@@ -5,8 +5,6 @@ and generates Python source from names in the file. Here a target must be listed
 dictionary keys.
 """
 
-from __future__ import annotations
-
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

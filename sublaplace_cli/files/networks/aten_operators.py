@@ -3,8 +3,6 @@
 To allow another one: 1. check its schema for these three, 2. check that it runs under vmap, 3. add its name here.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A checkpoint file → its state dict, without running code and without trusting the sizes it claims."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

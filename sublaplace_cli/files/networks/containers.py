@@ -1,7 +1,5 @@
 """Identifies a file by its bytes, and refuses zip archives with hidden or forged members."""
 
-from __future__ import annotations
-
 import difflib
 import os
 import zipfile

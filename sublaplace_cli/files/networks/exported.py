@@ -1,7 +1,5 @@
 """A torch.export file (.pt2) → a network. Only JSON and raw tensor bytes are read: nothing in the file can run."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

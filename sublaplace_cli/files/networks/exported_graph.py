@@ -1,7 +1,5 @@
 """The JSON graph of a torch.export file → checked steps for `aten_graph`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """`package.module:function`: networks and selectors from the user's own code, if allowed."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,11 +1,9 @@
 """A model of the spec → an nn.Module with its weights, in eval mode on the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -13,14 +11,12 @@ from torch import nn
 from ... import catalog
 from ...architectures.binary_logodds import add_binary_logodds
 from ...errors import UserError
+from ..spec.models import BuildSpec, WeightsSpec, WrapSpec
 from .checkpoints import load_state
 from .containers import binary_size
 from .exported import load_exported
 from .imports import build_imported
 from .weights import checked_weights, put_weights
-
-if TYPE_CHECKING:
-    from ..spec.models import BuildSpec, WeightsSpec, WrapSpec
 
 
 class NetworkPart(Protocol):

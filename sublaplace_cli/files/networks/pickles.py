@@ -1,7 +1,5 @@
 """Inspects a torch pickle without running it: the globals it names, the sizes its storages claim."""
 
-from __future__ import annotations
-
 import pickle
 import struct
 import zipfile

@@ -1,7 +1,5 @@
 """Compares a state dict with the network it is meant for, and copies it in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The `data` section of the spec as typed, frozen records."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args
 

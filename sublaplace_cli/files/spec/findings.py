@@ -1,7 +1,5 @@
 """The problems of a spec: one `Finding` each, and the exception that carries them through pydantic."""
 
-from __future__ import annotations
-
 import json
 from typing import NamedTuple
 

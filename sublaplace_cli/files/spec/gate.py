@@ -1,7 +1,5 @@
 """`gate:` of the spec: limits on metrics, by name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 

@@ -3,8 +3,6 @@
 Imports no torch and no numpy, so that a wrong spec is refused at once.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ A model lists its keys; `rules` yields the problems between them. To add a key: 
 if it depends on another key, and a case to `tests/files/spec`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 

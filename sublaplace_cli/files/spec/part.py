@@ -4,8 +4,6 @@ pydantic reports one mistake in a union or a literal several times. So choices a
 every message is rewritten in plain words before it leaves a `Part`.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks of single values of the spec, as pydantic validators and annotated types."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping

@@ -4,8 +4,6 @@ Works on PyYAML's events, not on its constructors: no tag can run code, no alias
 scalars follow the YAML 1.2 core rules (`1e3` is a number; `yes`, `0:353` and dates are text).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 To add one: write such a file and add one line to `catalog.METHODS`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """`constant`: one variance for all rows, fitted to the full posterior on left-out training rows."""
 
-from __future__ import annotations
-
 import torch
 
 from ...core.posterior.rescale import fit_scale

@@ -1,7 +1,5 @@
 """`diagonal`: diagonal Laplace."""
 
-from __future__ import annotations
-
 from ...core.posterior.diagonal import DiagonalPosterior
 from ...core.prediction import Prediction
 from . import ReferenceInputs

@@ -1,7 +1,5 @@
 """`ensemble`: mean and variance over several trained networks."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

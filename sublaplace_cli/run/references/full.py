@@ -1,7 +1,5 @@
 """`full`: full linearized Laplace, which all other methods are compared with."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """`kfac`: Kronecker-factored Laplace, its factors by curvlinops (extra `[kfac]`)."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`map`: the network alone, without any variance."""
 
-from __future__ import annotations
-
 import torch
 
 from ...core.prediction import Prediction

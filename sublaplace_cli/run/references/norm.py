@@ -1,7 +1,5 @@
 """`norm`: variance b·‖g‖², b fitted to the full posterior on left-out training rows. No sub-network is used."""
 
-from __future__ import annotations
-
 from ...core.posterior.rescale import Rescale, fit_scale
 from ...core.prediction import Prediction
 from . import ReferenceInputs

@@ -1,7 +1,5 @@
 """Blocks from an artifact to the device, through host memory that is only a buffer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """One pass of the network over some rows: outputs and Jacobian blocks, in pieces after running out of memory."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from ... import device as devices

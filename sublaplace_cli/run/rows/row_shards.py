@@ -4,8 +4,6 @@ Passes over a split are assigned to the workers in turn. All workers run `make_r
 a single worker runs the same code and holds all rows.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

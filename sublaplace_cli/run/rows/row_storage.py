@@ -1,7 +1,5 @@
 """Where the Jacobian rows of a split live: held in memory, stored in an artifact, or computed again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A selection made elsewhere: `fit --indices FILE`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The oracle of the coverage metric: another network's outputs at the test rows, or a file of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

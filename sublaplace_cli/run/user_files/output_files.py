@@ -1,7 +1,5 @@
 """Files that the command line names for writing: never overwritten without --force, and never an input of the run."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

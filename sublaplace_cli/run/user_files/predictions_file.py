@@ -1,7 +1,5 @@
 """`--predictions FILE`: mean and std of every test row for people (csv, jsonl) and programs (safetensors)."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -45,7 +45,7 @@ class Predictor:
         wrap = meta["spec"]["model"].get("wrap")
         if wrap is not None:
             add_binary_logodds(self._model, wrap["binary-logodds"]["classes"])
-        self._shapes = _shapes(meta["serving"]["row_shape"])
+        self._shapes = [tuple(shape) for shape in meta["serving"]["row_shapes"]]
         self._prepare = _preparation(artifact, self._shapes, meta["serving"]["integers_as_floats"])
         self._target = scales_of(artifact).target
         self._pass: Callable[[Inputs], tuple[Tensor, Tensor]] | None = None
@@ -150,14 +150,6 @@ def _tensors(inputs: Inputs) -> list[Tensor]:
 
 def _cut(inputs: Inputs, start: int) -> Inputs:
     return map_inputs(lambda t: t[start : start + ROWS_PER_PASS], inputs)
-
-
-def _shapes(stored: Any) -> list[tuple[int, ...]]:
-    """Row shapes of all inputs, in their order."""
-    if isinstance(stored, dict):
-        return [tuple(shape) for shape in stored.values()]
-    several = bool(stored) and isinstance(stored[0], list)
-    return [tuple(shape) for shape in stored] if several else [tuple(stored)]
 
 
 def _preparation(artifact: Artifact, shapes: list[tuple[int, ...]], integers_as_floats: bool) -> Prepare:

@@ -119,13 +119,10 @@ class Run:
     def serving(self) -> dict[str, Any]:
         """What a posterior's metadata need so that it can predict without spec and data files."""
         raw = self.split("train").raw
-        named = raw.items() if isinstance(raw, dict) else enumerate(raw if isinstance(raw, tuple) else (raw,))
-        shapes: Any = {name: list(array.shape[1:]) for name, array in named}
-        if not isinstance(raw, dict):
-            shapes = list(shapes.values()) if isinstance(raw, tuple) else shapes[0]
+        arrays = raw.values() if isinstance(raw, dict) else raw if isinstance(raw, tuple) else (raw,)
         return {
             "network_sha256": network_digest(self.passes.model),
-            "row_shape": shapes,
+            "row_shapes": [list(array.shape[1:]) for array in arrays],
             "integers_as_floats": self.passes.reader.integers_as_floats,
         }
 

@@ -21,7 +21,9 @@ STANDARDISED = {"standardise": {"input": "from-train", "target": "from-train"}}
 def fitted(project: Project, **options: str) -> Path:
     """The posterior of a project."""
     result = run_command("fit", spec=project.folder / "sublaplace.yaml", dtype="float64", **{"k": "20", **options})
-    (path,) = (value for name, value in result["artifacts"].items() if name.startswith("posterior") and "full" not in name)
+    (path,) = (
+        value for name, value in result["artifacts"].items() if name.startswith("posterior") and "full" not in name
+    )
     return Path(path)
 
 
@@ -47,8 +49,6 @@ def rows_of_test(project: Project) -> torch.Tensor:
     return torch.from_numpy(project.x[22:])
 
 
-
-
 @pytest.mark.parametrize("rescale", ["none", "scale", "hybrid"])
 @pytest.mark.parametrize(("task", "outputs"), [("regression", 1), ("regression", 2), ("binary", 1), ("multiclass", 3)])
 def test_the_numbers_of_the_command(tmp_path: Path, task: str, outputs: int, rescale: str) -> None:
@@ -66,7 +66,9 @@ def test_every_kind_of_subnetwork(tmp_path: Path, method: str) -> None:
     k = {} if ":" in method or method == "neural-linear" else {"k": "25"}
     options = {"method": method, **k}
     result = run_command("fit", spec=project.folder / "sublaplace.yaml", dtype="float64", **options)
-    (path,) = (value for name, value in result["artifacts"].items() if name.startswith("posterior") and "full" not in name)
+    (path,) = (
+        value for name, value in result["artifacts"].items() if name.startswith("posterior") and "full" not in name
+    )
     mean, std = load_predictor(path, project.model.double())(rows_of_test(project))
     truth = expected(project, Path(path), "")
     assert torch.allclose(mean, truth[0], rtol=1e-12)
@@ -105,7 +107,9 @@ def test_one_row_is_a_batch_of_one(tmp_path: Path) -> None:
     assert one_mean.shape == one_std.shape == (2,)
     assert torch.allclose(one_mean, mean[3], rtol=1e-12)
     assert torch.allclose(one_std, std[3], rtol=1e-12)
-    assert all(torch.equal(a, b) for a, b in zip(predict(project.x[25]), predict(rows_of_test(project)[3]), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(predict(project.x[25]), predict(rows_of_test(project)[3]), strict=True)
+    )
 
 
 def test_many_rows_are_those_rows_one_by_one(tmp_path: Path) -> None:

@@ -2,16 +2,14 @@
 
 Every result is float64 whatever the dtype of the passes. Results add up: over chunks of rows for the squares and
 `pull`, over blocks for the Gram matrix, the norms and `push`. `DenseBlock` holds the numbers themselves; the others (in
-`linear`, `conv` and `embedding`) keep the factors from which their layer's gradient is made, and become dense where
-that is cheaper.
+`linear`, `conv` and `embedding`) hold the factors of their layer's gradient, and are written out where that is cheaper.
 """
 
-from __future__ import annotations
-
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,68 +25,96 @@ FLOAT64 = torch.float64
 Strips = Sequence[tuple[int, int]]  # [first, last) rows of each
 
 
-class Block(Protocol):
-    """Rows of the Jacobian for the flat range [start, start + width)."""
+@dataclass(frozen=True)
+class Block(ABC):
+    """Rows of the Jacobian for the flat range [start, start + width); here, results through the numbers themselves."""
+
+    start: int
+    factors: ClassVar[tuple[str, ...]]  # names of the tensors that define it: rows first, the last (m, C, …)
 
     @property
-    def start(self) -> int: ...
-    @property
+    @abstractmethod
     def width(self) -> int: ...
     @property
-    def span(self) -> slice: ...
-    @property
-    def n_rows(self) -> int: ...
-    @property
+    @abstractmethod
     def row_bytes(self) -> int: ...  # memory per row while results are computed
+
+    @abstractmethod
+    def dense(self) -> "DenseBlock":
+        """The numbers themselves."""
+
+    @property
+    def span(self) -> slice:
+        return slice(self.start, self.start + self.width)
+
+    @property
+    def n_rows(self) -> int:
+        return getattr(self, self.factors[0]).shape[0]
+
+    @property
+    def n_outputs(self) -> int:
+        return getattr(self, self.factors[-1]).shape[1]
+
+    def dense_pieces(self) -> Iterator["DenseBlock"]:
+        """The numbers of some rows at a time, so that they never exist as a whole."""
+        step = max(1, DENSE_BYTES // (8 * self.n_outputs * self.width))
+        for start in range(0, self.n_rows, step):
+            yield self.rows(start, min(start + step, self.n_rows)).dense()
+
     def squares(self, W: Tensor | None = None) -> Tensor:
         """Σₙ diag(Jₙᵀ Hₙ Jₙ) over this block's rows (width,); unweighted without W (m, C, C)."""
-        ...
+        done, parts = 0, []
+        for piece in self.dense_pieces():
+            parts.append(piece.squares(None if W is None else W[done : done + piece.n_rows]))
+            done += piece.n_rows
+        return torch.stack(parts).sum(0)
 
     def put_columns(self, local: Tensor, out: Tensor) -> None:
         """Write the columns at these positions within the block into `out` (len(local), m·C), each contiguous."""
-        ...
+        done = 0
+        for piece in self.dense_pieces():
+            width = piece.n_rows * self.n_outputs
+            piece.put_columns(local, out[:, done : done + width])
+            done += width
 
     def add_gram(
-        self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
+        self, other: "Block", prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
     ) -> None:
         """total += J V⁻¹ J′ᵀ with the same block of other rows (m·C, m′·C), where `prior` is the block's part of v.
 
         With itself, only the part on and above the diagonal has to be right. With `strips` only these rows are
         computed, each strip as if it were alone; `dtype` is that of the products.
         """
-        ...
+        left = self.dense()
+        left.add_gram(left if other is self else other, prior, total, strips, dtype)
 
     def norms(self, prior: Tensor) -> Tensor:
         """Squared row norms in the metric V⁻¹ (m·C,)."""
-        ...
+        return torch.cat([piece.norms(prior) for piece in self.dense_pieces()])
 
     def pull(self, u: Tensor) -> Tensor:
         """Jᵀ u for coefficients u of the rows (m·C, r) → (width, r)."""
-        ...
+        return self.dense().pull(u)
 
     def push(self, x: Tensor) -> Tensor:
         """J x for vectors x of this block's parameters (width, r) → (m·C, r)."""
-        ...
+        return torch.cat([piece.push(x) for piece in self.dense_pieces()])
 
-    def rows(self, start: int, stop: int) -> Block:
-        """The same block for some of its rows."""
-        ...
-
-    def dense(self) -> DenseBlock:
-        """The numbers themselves."""
-        ...
-
-    def expanded(self) -> Block:
+    def expanded(self) -> "Block":
         """The fastest form, where there is room to hold it."""
-        ...
+        return self
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that define this block, with the rows along the first axis of each."""
-        ...
+        return {name: getattr(self, name) for name in self.factors}
 
-    def with_tensors(self, tensors: Mapping[str, Tensor]) -> Block:
+    def with_tensors(self, tensors: Mapping[str, Any]) -> Self:
         """The same block for other rows."""
-        ...
+        return replace(self, **{name: tensors[name] for name in self.factors})
+
+    def rows(self, start: int, stop: int) -> Self:
+        """The same block for some of its rows."""
+        return self.with_tensors({name: tensor[start:stop] for name, tensor in self.tensors().items()})
 
 
 AnyBlock = TypeVar("AnyBlock", bound=Block)
@@ -99,7 +125,7 @@ def joined(blocks: Sequence[AnyBlock]) -> AnyBlock:
     if len(blocks) == 1:
         return blocks[0]
     parts = [block.tensors() for block in blocks]
-    return blocks[0].with_tensors({name: torch.cat([part[name] for part in parts]) for name in parts[0]})  # type: ignore[return-value]
+    return blocks[0].with_tensors({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
 
 
 def stored_bytes(block: Block) -> int:
@@ -108,23 +134,15 @@ def stored_bytes(block: Block) -> int:
 
 
 @dataclass(frozen=True)
-class DenseBlock:
+class DenseBlock(Block):
     """The Jacobian itself."""
 
-    start: int
     values: Tensor  # (m, C, width)
+    factors: ClassVar[tuple[str, ...]] = ("values",)
 
     @property
     def width(self) -> int:
         return self.values.shape[2]
-
-    @property
-    def span(self) -> slice:
-        return slice(self.start, self.start + self.width)
-
-    @property
-    def n_rows(self) -> int:
-        return self.values.shape[0]
 
     @cached_property
     def row_bytes(self) -> int:
@@ -133,6 +151,9 @@ class DenseBlock:
     @property
     def flat(self) -> Tensor:
         return self.values.flatten(0, 1)  # (m·C, width)
+
+    def dense(self) -> "DenseBlock":
+        return self
 
     def squares(self, W: Tensor | None = None) -> Tensor:
         return torch.cat([self._panel_squares(cut, W) for cut in self._panels()])
@@ -158,10 +179,7 @@ class DenseBlock:
             else:
                 A, B = (self.flat[:, cut].double() / prior[cut]).to(dtype), right.flat[:, cut].to(dtype).T
                 for a, b in flat:
-                    if dtype == total.dtype:
-                        total[a:b].addmm_(A[a:b], B)
-                    else:
-                        total[a:b].add_(A[a:b] @ B)
+                    _add_product(total[a:b], A[a:b], B)
 
     def norms(self, prior: Tensor) -> Tensor:
         parts = [(self.flat[:, cut].double().square() / prior[cut]).sum(1) for cut in self._panels()]
@@ -173,41 +191,24 @@ class DenseBlock:
     def push(self, x: Tensor) -> Tensor:
         return torch.stack([self.flat[:, cut].double() @ x[cut] for cut in self._panels()]).sum(0)
 
-    def rows(self, start: int, stop: int) -> DenseBlock:
-        return DenseBlock(self.start, self.values[start:stop])
-
-    def dense(self) -> DenseBlock:
-        return self
-
-    def expanded(self) -> DenseBlock:
-        return self
-
-    def rounded(self, dtype: torch.dtype) -> DenseBlock:
-        """The same numbers in another dtype."""
-        return DenseBlock(self.start, self.values.to(dtype))
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"values": self.values}
-
-    def with_tensors(self, tensors: Mapping[str, Tensor]) -> DenseBlock:
-        return DenseBlock(self.start, tensors["values"])
-
     def _panels(self) -> Iterator[slice]:
-        width = self.values.shape[2]
-        for left in range(0, width, COLUMN_PANEL):
-            yield slice(left, min(left + COLUMN_PANEL, width))
+        for left in range(0, self.width, COLUMN_PANEL):
+            yield slice(left, min(left + COLUMN_PANEL, self.width))
 
 
 def add_upper(total: Tensor, X: Tensor, strips: Strips | None = None) -> None:
     """total += X Xᵀ on and above the diagonal, in strips that skip most of what lies below it."""
-    n_rows = len(X)
     if strips is None:
-        strips = [(a, min(a + GRAM_STRIP, n_rows)) for a in range(0, n_rows, GRAM_STRIP)]
+        strips = [(a, min(a + GRAM_STRIP, len(X))) for a in range(0, len(X), GRAM_STRIP)]
     for a, b in strips:
-        if X.dtype == total.dtype:
-            total[a:b, a:].addmm_(X[a:b], X[a:].T)
-        else:
-            total[a:b, a:].add_(X[a:b] @ X[a:].T)
+        _add_product(total[a:b, a:], X[a:b], X[a:].T)
+
+
+def _add_product(total: Tensor, A: Tensor, B: Tensor) -> None:
+    if A.dtype == total.dtype:
+        total.addmm_(A, B)
+    else:
+        total.add_(A @ B)
 
 
 def narrow_strips(strips: Strips | None, n_rows: int, C: int) -> Strips:
@@ -217,13 +218,13 @@ def narrow_strips(strips: Strips | None, n_rows: int, C: int) -> Strips:
 
 
 def strip_pairs(
-    block: AnyBlock, other: AnyBlock, total: Tensor, C: int, strips: Strips | None
+    block: AnyBlock, other: AnyBlock, total: Tensor, strips: Strips | None
 ) -> Iterator[tuple[AnyBlock, AnyBlock, Tensor]]:
     """(rows of the strip, other rows, their part of the Gram matrix) per strip."""
+    C = block.n_outputs
     for a, b in narrow_strips(strips, block.n_rows, C):
         first = a if other is block else 0
-        right = other.rows(first, other.n_rows)
-        yield block.rows(a, b), right, total[a * C : b * C, first * C :]  # type: ignore[misc]
+        yield block.rows(a, b), other.rows(first, other.n_rows), total[a * C : b * C, first * C :]
 
 
 def weighted(J: Tensor, W: Tensor) -> Tensor:
@@ -231,33 +232,3 @@ def weighted(J: Tensor, W: Tensor) -> Tensor:
     if W.shape[1] == 1:  # one output: one number per row, no batched product
         return J * W.reshape(-1, *[1] * (J.ndim - 1))
     return torch.einsum("ncd,nc...->nd...", W, J)
-
-
-def dense_pieces(block: Block, n_outputs: int) -> Iterator[DenseBlock]:
-    """A factored block as dense blocks of some rows each, so that it is never written out as a whole."""
-    step = max(1, DENSE_BYTES // (8 * n_outputs * block.width))
-    for start in range(0, block.n_rows, step):
-        yield block.rows(start, min(start + step, block.n_rows)).dense()
-
-
-def put_columns_of_pieces(block: Block, n_outputs: int, local: Tensor, out: Tensor) -> None:
-    """`put_columns` of a factored block through dense pieces."""
-    done = 0
-    for piece in dense_pieces(block, n_outputs):
-        width = piece.n_rows * n_outputs
-        piece.put_columns(local, out[:, done : done + width])
-        done += width
-
-
-def squares_of_pieces(block: Block, n_outputs: int, W: Tensor | None) -> Tensor:
-    """`squares` of a factored block through dense pieces."""
-    done, parts = 0, []
-    for piece in dense_pieces(block, n_outputs):
-        parts.append(piece.squares(None if W is None else W[done : done + piece.n_rows]))
-        done += piece.n_rows
-    return torch.stack(parts).sum(0)
-
-
-def push_of_pieces(block: Block, n_outputs: int, x: Tensor) -> Tensor:
-    """`push` of a factored block through dense pieces."""
-    return torch.cat([piece.push(x) for piece in dense_pieces(block, n_outputs)])

@@ -4,27 +4,17 @@ Row n's gradient is the convolution of its own inputs with its own output gradie
 group per row gives a whole batch, in less time than unfolding would take.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from .blocks import (
-    FLOAT64,
-    Block,
-    DenseBlock,
-    Strips,
-    dense_pieces,
-    push_of_pieces,
-    put_columns_of_pieces,
-    squares_of_pieces,
-)
+from .blocks import FLOAT64, Block, DenseBlock
 
 # One number of a column computed alone costs about as much as this many of a row written out (measured: 64 channels).
 SINGLE_COLUMN_COST = 128
@@ -42,7 +32,7 @@ class Geometry:
     groups: int
 
     @classmethod
-    def of(cls, layer: nn.Conv1d | nn.Conv2d) -> Geometry:
+    def of(cls, layer: nn.Conv1d | nn.Conv2d) -> Self:
         padding = tuple(int(p) for p in layer.padding)
         return cls(tuple(layer.weight.shape), layer.stride, padding, layer.dilation, layer.groups)
 
@@ -79,25 +69,17 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class ConvBlock:
+class ConvBlock(Block):
     """Weight of a convolution, stored as the factors of its gradient."""
 
-    start: int
     geometry: Geometry
     inputs: Tensor  # (m, C_in, …)
     deltas: Tensor  # (m, C, C_out, …)
-
-    @property
-    def n_rows(self) -> int:
-        return self.inputs.shape[0]
+    factors: ClassVar[tuple[str, ...]] = ("inputs", "deltas")
 
     @property
     def width(self) -> int:
-        return torch.Size(self.geometry.weight_shape).numel()
-
-    @property
-    def span(self) -> slice:
-        return slice(self.start, self.start + self.width)
+        return math.prod(self.geometry.weight_shape)
 
     @cached_property
     def row_bytes(self) -> int:
@@ -105,24 +87,22 @@ class ConvBlock:
         return self.inputs.element_size() * factors + 8 * self.deltas.shape[1] * self.width
 
     def dense(self) -> DenseBlock:
-        a = self.inputs.double()  # so that the numbers do not depend on how the rows are cut
-        each = [self.geometry.weight_gradients(a, delta.double()) for delta in self.deltas.unbind(1)]
-        return DenseBlock(self.start, torch.stack(each, dim=1).flatten(2))
+        return self._written_out(FLOAT64)  # so that the numbers do not depend on how the rows are cut
 
-    def written_out(self) -> DenseBlock:
-        """The same in the dtype of the passes, which is faster."""
-        each = [self.geometry.weight_gradients(self.inputs, delta) for delta in self.deltas.unbind(1)]
-        return DenseBlock(self.start, torch.stack(each, dim=1).flatten(2))
+    def expanded(self) -> DenseBlock:
+        return self._written_out(self.inputs.dtype)  # faster in the dtype of the passes
 
-    def squares(self, W: Tensor | None = None) -> Tensor:
-        return squares_of_pieces(self, self.deltas.shape[1], W)
+    def _written_out(self, dtype: torch.dtype) -> DenseBlock:
+        a = self.inputs.to(dtype)
+        each = [self.geometry.weight_gradients(a, delta.to(dtype)) for delta in self.deltas.unbind(1)]
+        return DenseBlock(self.start, torch.stack(each, dim=1).flatten(2))
 
     def put_columns(self, local: Tensor, out: Tensor) -> None:
         if SINGLE_COLUMN_COST * len(local) <= self.width:
             for few, part in zip(local.split(FEW_COLUMNS), out.split(FEW_COLUMNS), strict=True):
                 self._put_few_columns(few, part)
         else:
-            put_columns_of_pieces(self, self.deltas.shape[1], local, out)
+            super().put_columns(local, out)
 
     def _put_few_columns(self, local: Tensor, out: Tensor) -> None:
         """Σ over positions of δ times the input of this one weight, without writing out the others."""
@@ -137,30 +117,3 @@ class ConvBlock:
             a = inputs.index_select(1, channel[chosen]).flatten(2).double().unsqueeze(1)  # (m, 1, k, positions)
             delta = self.deltas.index_select(2, target[chosen]).flatten(3)  # (m, C, k, positions)
             out[chosen] = (delta * a).sum(3).permute(2, 0, 1).flatten(1)
-
-    def add_gram(
-        self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
-    ) -> None:
-        left = self.dense()
-        left.add_gram(left if other is self else other, prior, total, strips, dtype)
-
-    def norms(self, prior: Tensor) -> Tensor:
-        return torch.cat([piece.norms(prior) for piece in dense_pieces(self, self.deltas.shape[1])])
-
-    def pull(self, u: Tensor) -> Tensor:
-        return self.dense().pull(u)
-
-    def push(self, x: Tensor) -> Tensor:
-        return push_of_pieces(self, self.deltas.shape[1], x)
-
-    def rows(self, start: int, stop: int) -> ConvBlock:
-        return ConvBlock(self.start, self.geometry, self.inputs[start:stop], self.deltas[start:stop])
-
-    def expanded(self) -> Block:
-        return self.written_out()
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"inputs": self.inputs, "deltas": self.deltas}
-
-    def with_tensors(self, tensors: Mapping[str, Tensor]) -> ConvBlock:
-        return ConvBlock(self.start, self.geometry, tensors["inputs"], tensors["deltas"])

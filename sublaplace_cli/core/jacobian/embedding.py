@@ -1,37 +1,27 @@
 """An embedding's table: row n has gradients only at its own tokens, so (tokens, output gradients) is stored."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from .blocks import FLOAT64, Block, DenseBlock, Strips, push_of_pieces, strip_pairs, weighted
+from .blocks import FLOAT64, Block, DenseBlock, Strips, strip_pairs, weighted
 
 
 @dataclass(frozen=True)
-class EmbeddingBlock:
+class EmbeddingBlock(Block):
     """Table (n_entries × d): gradient Σₜ onehot(tokenₙₜ) ⊗ δₙₜ."""
 
-    start: int
     n_entries: int
     tokens: Tensor  # (m, T) int64
     deltas: Tensor  # δ (m, C, T, d)
-
-    @property
-    def n_rows(self) -> int:
-        return self.tokens.shape[0]
+    factors: ClassVar[tuple[str, ...]] = ("tokens", "deltas")
 
     @property
     def width(self) -> int:
         return self.n_entries * self.deltas.shape[3]
-
-    @property
-    def span(self) -> slice:
-        return slice(self.start, self.start + self.width)
 
     @cached_property
     def row_bytes(self) -> int:
@@ -39,9 +29,7 @@ class EmbeddingBlock:
 
     def squares(self, W: Tensor | None = None) -> Tensor:
         delta = self.deltas.double() if W is None else weighted(self.deltas.double(), W)
-        # A token that occurs twice in a row counts once, with the sum of its gradients.
-        own = torch.einsum("nts,ncsd->nctd", _same(self.tokens, self.tokens), delta)
-        power = (delta * own).sum(1)  # (m, T, d)
+        power = (delta * self._summed(delta)).sum(1)  # (m, T, d)
         total = torch.zeros(self.n_entries, power.shape[2], dtype=torch.float64, device=power.device)
         return total.index_add_(0, self.tokens.flatten(), power.flatten(0, 1)).flatten().clamp_(min=0.0)
 
@@ -57,13 +45,12 @@ class EmbeddingBlock:
         self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
     ) -> None:
         if not isinstance(other, EmbeddingBlock) or not bool((prior == prior[0]).all()):
-            left = self.dense()
-            left.add_gram(left if other is self else other, prior, total, strips, dtype)
+            super().add_gram(other, prior, total, strips, dtype)
             return
-        for some, right, part in strip_pairs(self, other, total, self.deltas.shape[1], strips):
+        for some, right, part in strip_pairs(self, other, total, strips):
             some._add_strip(right, prior, part, dtype)
 
-    def _add_strip(self, other: EmbeddingBlock, prior: Tensor, total: Tensor, dtype: torch.dtype) -> None:
+    def _add_strip(self, other: "EmbeddingBlock", prior: Tensor, total: Tensor, dtype: torch.dtype) -> None:
         m, C, T, _ = self.deltas.shape
         n, _, T2, _ = other.deltas.shape
         gradient = self.deltas.to(dtype).flatten(0, 2) @ other.deltas.to(dtype).flatten(0, 2).T / prior[0]
@@ -75,8 +62,12 @@ class EmbeddingBlock:
         if not bool((prior == prior[0]).all()):
             return torch.cat([self.rows(i, i + 1).dense().norms(prior) for i in range(self.n_rows)])
         delta = self.deltas.double()
-        own = torch.einsum("nts,ncsd->nctd", _same(self.tokens, self.tokens), delta)
-        return ((delta * own).sum(dim=(2, 3)) / prior[0]).flatten()
+        return ((delta * self._summed(delta)).sum(dim=(2, 3)) / prior[0]).flatten()
+
+    def _summed(self, delta: Tensor) -> Tensor:
+        """δ summed over equal tokens of a row: a token that occurs twice counts once, with the sum of its gradients."""
+        same = (self.tokens.unsqueeze(2) == self.tokens.unsqueeze(1)).double()  # (m, T, T)
+        return torch.einsum("nts,ncsd->nctd", same, delta)
 
     def pull(self, u: Tensor) -> Tensor:
         m, C, T, _ = self.deltas.shape
@@ -84,28 +75,8 @@ class EmbeddingBlock:
         total = torch.zeros(self.n_entries, delta.shape[1], dtype=torch.float64, device=delta.device)
         return total.index_add_(0, self.tokens.flatten(), delta).reshape(self.width, -1)
 
-    def push(self, x: Tensor) -> Tensor:
-        return push_of_pieces(self, self.deltas.shape[1], x)
-
-    def rows(self, start: int, stop: int) -> EmbeddingBlock:
-        return EmbeddingBlock(self.start, self.n_entries, self.tokens[start:stop], self.deltas[start:stop])
-
     def dense(self) -> DenseBlock:
         m, C, _, d = self.deltas.shape
         values = torch.zeros(m, C, self.n_entries, d, dtype=torch.float64, device=self.deltas.device)
         entries = self.tokens.reshape(m, 1, -1, 1).expand_as(self.deltas)
         return DenseBlock(self.start, values.scatter_add_(2, entries, self.deltas.double()).flatten(2))
-
-    def expanded(self) -> Block:
-        return self
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"tokens": self.tokens, "deltas": self.deltas}
-
-    def with_tensors(self, tensors: Mapping[str, Tensor]) -> EmbeddingBlock:
-        return EmbeddingBlock(self.start, self.n_entries, tensors["tokens"], tensors["deltas"])
-
-
-def _same(left: Tensor, right: Tensor) -> Tensor:
-    """1 where two positions of a row hold the same token (m, T, T)."""
-    return (left.unsqueeze(2) == right.unsqueeze(1)).double()

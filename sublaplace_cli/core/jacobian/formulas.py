@@ -39,7 +39,7 @@ def convolution(layer: nn.Conv1d | nn.Conv2d, spans: Spans, a: Tensor, deltas: T
     blocks = _bias(spans, deltas.flatten(3).sum(3))
     if "weight" in spans:
         block = ConvBlock(spans["weight"].start, Geometry.of(layer), a, deltas)
-        blocks.insert(0, block if _saved_bytes(a, deltas, block.width) > 0 else block.written_out())
+        blocks.insert(0, block if _saved_bytes(a, deltas, block.width) > 0 else block.expanded())
     return blocks
 
 

@@ -5,28 +5,14 @@ sum over positions comes before any square: the factored form is used where it n
 the rows are written out, a piece at a time.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from .blocks import (
-    FLOAT64,
-    Block,
-    DenseBlock,
-    Strips,
-    dense_pieces,
-    narrow_strips,
-    push_of_pieces,
-    put_columns_of_pieces,
-    squares_of_pieces,
-    strip_pairs,
-    weighted,
-)
+from .blocks import FLOAT64, Block, DenseBlock, Strips, narrow_strips, strip_pairs, weighted
 
 # An elementwise product costs about as much as this many multiplications inside a GEMM.
 ELEMENTWISE = 8
@@ -34,25 +20,17 @@ COLUMNS_AT_ONCE = 64  # so that their factors stay in the CPU cache
 
 
 @dataclass(frozen=True)
-class LinearBlock:
+class LinearBlock(Block):
     """Weight (d_out × d_in, row-major), followed by the bias where `has_bias`."""
 
-    start: int
     inputs: Tensor  # a (m, T, d_in)
     deltas: Tensor  # δ (m, C, T, d_out)
     has_bias: bool
-
-    @property
-    def n_rows(self) -> int:
-        return self.inputs.shape[0]
+    factors: ClassVar[tuple[str, ...]] = ("inputs", "deltas")
 
     @property
     def width(self) -> int:
         return self.deltas.shape[3] * (self.inputs.shape[2] + self.has_bias)
-
-    @property
-    def span(self) -> slice:
-        return slice(self.start, self.start + self.deltas.shape[3] * (self.inputs.shape[2] + self.has_bias))
 
     @cached_property
     def row_bytes(self) -> int:
@@ -62,7 +40,7 @@ class LinearBlock:
 
     def squares(self, W: Tensor | None = None) -> Tensor:
         if self.inputs.shape[1] > 1:
-            return squares_of_pieces(self, self.deltas.shape[1], W)
+            return super().squares(W)
         delta = self.deltas[:, :, 0].double()  # (m, C, d_out), a new tensor unless it was float64
         delta = delta if W is None else weighted(delta, W)
         power = delta.square().sum(1) if delta.shape[1] > 1 else delta[:, 0].square()  # (m, d_out)
@@ -73,7 +51,7 @@ class LinearBlock:
         positions, d_in = self.inputs.shape[1:]
         n_weights = self.deltas.shape[3] * d_in
         if positions > 1 and ELEMENTWISE * len(local) > n_weights:
-            put_columns_of_pieces(self, self.deltas.shape[1], local, out)
+            super().put_columns(local, out)
             return
         is_weight = local < n_weights
         target = torch.where(is_weight, local // d_in, local - n_weights)
@@ -97,8 +75,7 @@ class LinearBlock:
     ) -> None:
         v_weight, v_bias = self._priors(prior)
         if not isinstance(other, LinearBlock) or v_weight is None or not self._factored_is_cheaper(other):
-            left = self.dense()
-            left.add_gram(left if other is self else other, prior, total, strips, dtype)
+            super().add_gram(other, prior, total, strips, dtype)
             return
         if self.inputs.shape[1] == other.inputs.shape[1] == self.deltas.shape[1] == 1:
             # (a·a′/v_W + 1/v_b)(δ·δ′) for one position and one output, in strips that stay in the CPU cache.
@@ -111,16 +88,15 @@ class LinearBlock:
                 inputs, gradients = a[top:end] @ b[columns].T, delta[top:end] @ epsilon[columns].T
                 total[top:end, columns].addcmul_(inputs.double(), gradients.double())
             return
-        own = self._widened(dtype)
-        met = own if other is self else other._widened(dtype)
-        for some, right, part in strip_pairs(own, met, total, self.deltas.shape[1], strips):
+        own = self._in(dtype)
+        met = own if other is self else other._in(dtype)
+        for some, right, part in strip_pairs(own, met, total, strips):
             some._add_strip(right, v_weight, v_bias, part)
 
-    def _widened(self, dtype: torch.dtype) -> LinearBlock:
-        """The same in the dtype of the products."""
-        return LinearBlock(self.start, self.inputs.to(dtype), self.deltas.to(dtype), self.has_bias)
+    def _in(self, dtype: torch.dtype) -> Self:
+        return self.with_tensors({"inputs": self.inputs.to(dtype), "deltas": self.deltas.to(dtype)})
 
-    def _add_strip(self, other: LinearBlock, v_weight: float, v_bias: float | None, total: Tensor) -> None:
+    def _add_strip(self, other: Self, v_weight: float, v_bias: float | None, total: Tensor) -> None:
         m, C, T, _ = self.deltas.shape
         n, _, T2, _ = other.deltas.shape
         kernel = self.inputs.flatten(0, 1) @ other.inputs.flatten(0, 1).T / v_weight  # (m·T, n·T2)
@@ -140,7 +116,7 @@ class LinearBlock:
             a[:, d_in] = v_bias**-0.5
         return a
 
-    def _factored_is_cheaper(self, other: LinearBlock) -> bool:
+    def _factored_is_cheaper(self, other: "LinearBlock") -> bool:
         d_out, d_in = self.deltas.shape[3], self.inputs.shape[2]
         return self.inputs.shape[1] * other.inputs.shape[1] * (d_in + d_out + ELEMENTWISE) <= d_in * d_out
 
@@ -148,7 +124,7 @@ class LinearBlock:
         v_weight, v_bias = self._priors(prior)
         (positions, d_in), d_out = self.inputs.shape[1:], self.deltas.shape[3]
         if v_weight is None or positions * (d_in + d_out) > d_in * d_out:
-            return torch.cat([piece.norms(prior) for piece in dense_pieces(self, self.deltas.shape[1])])
+            return super().norms(prior)
         a, delta = self.inputs.double(), self.deltas.double()
         if positions == 1:
             length = a.square().sum(dim=(1, 2)) / v_weight + (0 if v_bias is None else 1 / v_bias)
@@ -165,26 +141,15 @@ class LinearBlock:
         weight = weight.reshape(-1, self.deltas.shape[3] * self.inputs.shape[2])  # (r, d_out·d_in)
         return torch.cat([weight, delta.sum(dim=(0, 1))], dim=1).T if self.has_bias else weight.T
 
-    def push(self, x: Tensor) -> Tensor:
-        return push_of_pieces(self, self.deltas.shape[1], x)
-
-    def rows(self, start: int, stop: int) -> LinearBlock:
-        return LinearBlock(self.start, self.inputs[start:stop], self.deltas[start:stop], self.has_bias)
-
     def dense(self) -> DenseBlock:
         deltas = self.deltas.double()
         weight = torch.einsum("ncto,nti->ncoi", deltas, self.inputs.double()).flatten(2)
-        values = torch.cat([weight, deltas.sum(2)], dim=2) if self.has_bias else weight
-        return DenseBlock(self.start, values)
+        return DenseBlock(self.start, torch.cat([weight, deltas.sum(2)], dim=2) if self.has_bias else weight)
 
     def expanded(self) -> Block:
-        return self if self.inputs.shape[1] == 1 else self.dense().rounded(self.inputs.dtype)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"inputs": self.inputs, "deltas": self.deltas}
-
-    def with_tensors(self, tensors: Mapping[str, Tensor]) -> LinearBlock:
-        return LinearBlock(self.start, tensors["inputs"], tensors["deltas"], self.has_bias)
+        if self.inputs.shape[1] == 1:
+            return self
+        return DenseBlock(self.start, self.dense().values.to(self.inputs.dtype))
 
     def _priors(self, prior: Tensor) -> tuple[float | None, float | None]:
         """(v of the weight, v of the bias) where each has one value; None for a weight whose prior varies."""

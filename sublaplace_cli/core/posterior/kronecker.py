@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..jacobian.blocks import dense_pieces
 from ..jacobian.rows import Jacobian, row_tiles
 from ..network.layout import Layout
 
@@ -64,7 +63,7 @@ class KroneckerPosterior:
             for block in jacobian.load(a, b):
                 inside = [p for p in self.layout.parameters if p.size and _within(p.span, block.span)]
                 done = a
-                for piece in dense_pieces(block, C):
+                for piece in block.dense_pieces():
                     rows = slice(done * C, (done + piece.n_rows) * C)
                     for parameter in inside:
                         span = parameter.span

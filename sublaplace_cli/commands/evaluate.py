@@ -20,7 +20,7 @@ from ..run.problem import Problem, Rows, open_problem
 from ..run.references import ReferenceInputs
 from ..run.references.full import full_prediction
 from ..run.run import Run
-from ..run.selections import Selector
+from ..run.selections import select
 from ..run.user_files.oracle import oracle_outputs
 from .scoring import score_row
 
@@ -47,7 +47,7 @@ def evaluate(run: Run) -> Evaluation:
     known = _with_full(problem, known, full)
     subnets = [choice for choice in run.choices if choice.call.selects]
     predictions: dict[Choice, Prediction] = {}
-    chosen = Selector(problem, problem.scores).select(subnets) if subnets else {}
+    chosen = select(problem, problem.scores, subnets) if subnets else {}
     for path in paths(list(chosen.values())):
         made = predict(problem, path, lambda path=path: fit(problem, path), known)  # type: ignore[misc]
         by_digest = {own.digest: prediction for own, prediction in zip(path, made, strict=True)}

@@ -7,7 +7,7 @@ from ..errors import UserError
 from ..run.posteriors import fit as fit_path
 from ..run.problem import Problem, Rows, open_problem
 from ..run.run import Run
-from ..run.selections import Selector
+from ..run.selections import select
 from ..run.user_files.indices_file import read_indices
 
 
@@ -20,7 +20,7 @@ def fit(run: Run) -> dict[str, Any]:
     if run.choices and run.choices[0].call.is_full:
         return _fit_full(problem)
     if chosen is None:
-        (chosen,) = Selector(problem, problem.scores).select(run.choices).values()
+        (chosen,) = select(problem, problem.scores, run.choices).values()
     (fitted,) = fit_path(problem, [chosen])
     posterior, rescale = fitted.posterior, fitted.rescale
     values = _values(problem, chosen.method, chosen.k, posterior.freedom, posterior.condition)

@@ -7,7 +7,8 @@ from ..errors import UserError
 from ..run.job import MethodCall
 from ..run.problem import Rows, open_problem
 from ..run.run import Run
-from ..run.selections import Chosen, Selector
+from ..run.selections import Chosen
+from ..run.selections import select as select_all
 
 
 def select(run: Run) -> dict[str, Any]:
@@ -15,7 +16,7 @@ def select(run: Run) -> dict[str, Any]:
     (choice,) = run.choices
     rows = Rows(run)
     problem = open_problem(run, rows, rows.noise_outputs())
-    chosen = Selector(problem, problem.scores).select([choice])[choice]
+    chosen = select_all(problem, problem.scores, [choice])[choice]
     values = {
         "n_params": run.layout.size,
         "method": chosen.method,

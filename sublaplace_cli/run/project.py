@@ -11,9 +11,9 @@ from ..catalog import TASKS, load
 from ..core.likelihoods import Likelihood
 from ..core.network.layout import Layout
 from ..errors import UserError
-from ..files.networks.loading import Network, NetworkPart, NetworkSource, load_network
+from ..files.networks.loading import Network, NetworkSource, load_network
 from ..files.spec.loading import LoadedSpec
-from ..files.spec.models import Spec
+from ..files.spec.models import ModelSpec, Spec
 from .job import ProjectOptions, RescaleKind
 
 
@@ -37,7 +37,7 @@ class Project:
     def resolve(self, value: str, field: str) -> Path:
         return self.loaded.resolve(value, field, self.options.allow_outside)
 
-    def load_network(self, part: NetworkPart, field: str, weights_path: Path | None = None) -> Network:
+    def load_network(self, part: ModelSpec, field: str, weights_path: Path | None = None) -> Network:
         """A network that the spec describes."""
         source = NetworkSource(self.resolve, self.options.allow_code, self.loaded.folder, self.memory)
         return load_network(part, source, field=field, weights_path=weights_path)

@@ -46,13 +46,20 @@ NetworkRows = NetworkJacobian | StreamedJacobian
 
 
 def jacobian(
-    model: nn.Module, x: Inputs, *, hold: bool = True, like: NetworkRows | None = None, memory: int | None = None
+    model: nn.Module,
+    x: Inputs,
+    *,
+    hold: bool = True,
+    like: NetworkRows | None = None,
+    memory: int | None = None,
+    rows_per_pass: int | None = None,
 ) -> NetworkRows:
     """The Jacobian of a network's outputs at some rows, in blocks that keep the structure of their layers.
 
     The network must be in eval mode, on the device and in the dtype of `x`. With `hold=False` the rows are computed
     again whenever they are needed, which takes next to no memory. `like` is an earlier Jacobian of the same network:
-    its checks against plain autograd are not repeated.
+    its checks against plain autograd are not repeated. `rows_per_pass` is how many rows the network gets at once,
+    by default what fits well into memory and caches.
 
     >>> J = jacobian(mlp(**{"in": 3, "hidden": [8], "out": 1}).eval(), torch.randn(20, 3))
     >>> J.outputs.shape
@@ -60,6 +67,8 @@ def jacobian(
     """
     if model.training:
         raise UserError("the network is in training mode", hint="call model.eval() first")
+    if rows_per_pass is not None and rows_per_pass < 1:
+        raise UserError(f"rows_per_pass = {rows_per_pass}, expected at least 1")
     if like is None:
         sample = evenly_spaced(x, SAMPLE_ROWS)
         budget = _memory(memory, next(model.parameters()).device)
@@ -68,7 +77,7 @@ def jacobian(
     else:
         capture, names = like.capture, like.last_linear
     n_rows = row_count(x)
-    step = capture.rows_of_pass(n_rows)
+    step = capture.rows_of_pass(n_rows) if rows_per_pass is None else rows_per_pass
     if not hold:
         with torch.no_grad():
             parts = [outputs(model, _cut(x, a, a + step)) for a in range(0, n_rows, step)]

@@ -25,8 +25,7 @@ from ..files.artifacts.artifact import Artifact, open_artifact
 from ..files.data.datasets import Preparation
 from ..files.data.transforms import compile_steps
 from ..files.spec.data import DataSpec
-from ..run.posteriors import Fitted, read_fitted, scales_of
-from ..run.project import prior_vector
+from ..run.posteriors import Fitted, read_fitted, read_prior, scales_of
 from ..run.run import parameter_table
 
 SAMPLE_ROWS = 8
@@ -90,9 +89,7 @@ class Predictor:
         capture = prepare_capture(self._model, layout, evenly_spaced(inputs, SAMPLE_ROWS), memory)
         fitted = read_fitted(artifact, layout.size, capture.n_outputs, device, memory)
         if fitted.rescale.b:
-            prior = artifact.meta["prior_precision"]
-            v = prior_vector(dict(prior) if isinstance(prior, list) else prior, layout, artifact.path).to(device)
-            return partial(_all_columns, capture, fitted, v)
+            return partial(_all_columns, capture, fitted, read_prior(artifact, layout, device)[1])
         return partial(_some_columns, ColumnPass(capture, fitted.posterior.indices), fitted)
 
 

@@ -12,7 +12,7 @@ from ..core.posterior.theorem1 import require_not_larger
 from ..core.prediction import Absent, Comparison, Prediction
 from ..errors import UserError
 from ..files.artifacts.run_folder import file_stem
-from ..results.result import Result, Setup
+from ..results.result import Result
 from ..run.job import Choice
 from ..run.posteriors import fit, paths, variant
 from ..run.predictions import predict
@@ -22,7 +22,7 @@ from ..run.references.full import full_prediction
 from ..run.run import Run
 from ..run.selections import select
 from ..run.user_files.oracle import oracle_outputs
-from .scoring import score_row
+from .scoring import score_row, setup_of
 
 DEFAULT_FULL_ROWS = 4000
 
@@ -142,17 +142,7 @@ def _result(
     if bounds is not None:
         details = {**details, "bracket": {"rows": full_rows(run), "sets": bounds.n_sets}}
     return Result(
-        setup=Setup(
-            task=run.project.spec.task,
-            n_train=len(run.split("train")),
-            n_test=len(run.split("test")),
-            n_params=run.layout.size,
-            n_outputs=run.passes.n_outputs,
-            noise_variance=settled.noise_variance,
-            prior_precision=settled.prior_precision,
-            device=str(run.device),
-            workers=run.workers.size,
-        ),
+        setup=setup_of(run, known.n_train, settled.noise_variance, settled.prior_precision),
         provenance=run.provenance,
         full=score_row(full, known) if full is not None and known.std_full is not None else None,
         rows=tuple(score_row(prediction, known) for prediction in predictions),

@@ -12,13 +12,12 @@ from ..core.posterior.sampling import draw_outputs, rescaled_draws
 from ..core.prediction import Absent, Comparison, Prediction
 from ..errors import UserError
 from ..files.artifacts.artifact import Artifact
-from ..results.result import Result, Setup
-from ..run.posteriors import Fitted, read_fitted
-from ..run.project import prior_vector
+from ..results.result import Result
+from ..run.posteriors import Fitted, read_fitted, read_prior
 from ..run.run import Run, parameter_table
 from ..run.user_files.oracle import oracle_outputs
 from .evaluate import Evaluation
-from .scoring import score_row
+from .scoring import score_row, setup_of
 
 
 def predict(run: Run, artifact: Artifact) -> Evaluation:
@@ -27,10 +26,7 @@ def predict(run: Run, artifact: Artifact) -> Evaluation:
     meta = artifact.meta
     oracle = oracle_outputs(run)
     fitted = read_fitted(artifact, run.layout.size, run.passes.n_outputs, run.device, run.memory)
-    prior_precision = meta["prior_precision"]
-    if isinstance(prior_precision, list):  # (glob, number) in order
-        prior_precision = dict(prior_precision)
-    prior = prior_vector(prior_precision, run.layout, artifact.path).to(run.device)
+    prior_precision, prior = read_prior(artifact, run.layout, run.device)
     f, variance, samples = _predict(run, fitted, prior)
     k = len(fitted.posterior.indices)
     prediction = Prediction(meta["method"], k, f, variance, meta["freedom"], fitted.rescale, samples=samples)
@@ -44,17 +40,7 @@ def predict(run: Run, artifact: Artifact) -> Evaluation:
         absent=Absent(full="--posterior: the training rows are not there", oracle="no oracle in the spec"),
     )
     result = Result(
-        setup=Setup(
-            task=run.project.spec.task,
-            n_train=meta["n_train"],
-            n_test=len(run.split("test")),
-            n_params=run.layout.size,
-            n_outputs=run.passes.n_outputs,
-            noise_variance=meta["noise_variance"],
-            prior_precision=prior_precision,
-            device=str(run.device),
-            workers=run.workers.size,
-        ),
+        setup=setup_of(run, meta["n_train"], meta["noise_variance"], prior_precision),
         provenance={**run.provenance, "rescale": fitted.rescale.kind},
         full=None,
         rows=(score_row(prediction, known),),

@@ -4,13 +4,30 @@ import math
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from typing import Any
 
 from torch import Tensor
 
 from ..core.metrics import NotApplicable
 from ..core.prediction import Comparison, Prediction
 from ..results.metric_table import METRICS, Metric
-from ..results.result import Row
+from ..results.result import Row, Setup
+from ..run.run import Run
+
+
+def setup_of(run: Run, n_train: int, noise_variance: float | None, prior_precision: Any) -> Setup:
+    """What was evaluated."""
+    return Setup(
+        task=run.project.spec.task,
+        n_train=n_train,
+        n_test=len(run.split("test")),
+        n_params=run.layout.size,
+        n_outputs=run.passes.n_outputs,
+        noise_variance=noise_variance,
+        prior_precision=prior_precision,
+        device=str(run.device),
+        workers=run.workers.size,
+    )
 
 
 def score_row(prediction: Prediction, known: Comparison) -> Row:

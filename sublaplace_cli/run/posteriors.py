@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.network.layout import Layout
 from ..core.posterior.path import fit_path
 from ..core.posterior.rescale import Rescale, rescale_to_full
 from ..core.posterior.subnet import SubnetPosterior
@@ -19,6 +20,7 @@ from ..files.artifacts.run_folder import file_stem
 from ..files.data.datasets import MeanStd, Scales, Split
 from .job import RescaleKind
 from .problem import Problem, posterior_facts, warn_if_ill_conditioned
+from .project import prior_vector
 from .selections import Chosen
 from .store import Content, Key
 
@@ -128,6 +130,13 @@ def read_fitted(artifact: Artifact, n_params: int, n_outputs: int, device: torch
         return Fitted(SubnetPrimal(indices, prior, factor, *rest), rescale)
     columns = artifact.tensor("columns", (k, rows)).to(device)
     return Fitted(SubnetDual(indices, prior, factor, columns, *rest), rescale)
+
+
+def read_prior(artifact: Artifact, layout: Layout, device: torch.device) -> tuple[Any, Tensor]:
+    """The prior precision that a posterior was fitted with: one number or by glob, and as a vector (p,)."""
+    stored = artifact.meta["prior_precision"]
+    prior = dict(stored) if isinstance(stored, list) else stored  # (glob, number) in order
+    return prior, prior_vector(prior, layout, artifact.path).to(device)
 
 
 def scales_of(artifact: Artifact) -> Scales:

@@ -1,10 +1,8 @@
-"""The few error types. Each knows its exit code; the error boundary in `cli/app.py` prints them.
+"""Error types with their exit codes; `cli/app.py` prints them.
 
 A message says what was found, where, and what was expected; the hint says what to do about it. Code that knows neither
-flags nor spec keys gives a `Reason` instead of a hint, and `cli/advice.py` says which flag or key helps.
+flags nor spec keys gives a `Reason` instead of a hint, and `cli/advice.py` names the flag or key that helps.
 """
-
-from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
@@ -38,9 +36,7 @@ class SublaplaceError(Exception):
 
     def __init__(self, message: str, *, hint: str | None = None, reason: Reason | None = None) -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
-        self.reason = reason
+        self.message, self.hint, self.reason = message, hint, reason
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\n{self.hint}"
@@ -64,6 +60,4 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     """“did you mean 'x'?” for a near miss, else the list of what is known."""
     names = sorted(known)
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean '{near[0]}'? available: {', '.join(names)}"
-    return f"available: {', '.join(names)}"
+    return (f"did you mean '{near[0]}'? " if near else "") + f"available: {', '.join(names)}"

@@ -1,7 +1,5 @@
 """SIGINT and SIGTERM: an exception that no `except Exception` catches, and a record in case a library swallowed it."""
 
-from __future__ import annotations
-
 import signal
 from types import FrameType
 from typing import NoReturn

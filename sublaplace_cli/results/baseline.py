@@ -1,7 +1,5 @@
 """The JSON of an earlier run to compare with: same data, methods, k and metrics, possibly other weights."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping
@@ -70,29 +68,18 @@ def load_baseline(path: Path) -> Baseline:
         reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
         raise UserError(f"--baseline {path}: {reason}", hint="expected what evaluate --json wrote") from None
     found_rows: Any = found.get("mean", found.get("rows")) if isinstance(found, dict) else None
-    if (
-        not _are_mappings(found_rows)
-        or found.get("schema") != SCHEMA
-        or not _are_mappings(found.get("checkpoints", []))
-    ):
-        raise UserError(
-            f"--baseline {path}: it is not a result of sublaplace evaluate",
-            hint="make one with: sublaplace evaluate … -o baseline.json",
-        )
+    known = _are_mappings(found_rows) and found.get("schema") == SCHEMA
+    if not known or not _are_mappings(found.get("checkpoints", [])):
+        hint = "make one with: sublaplace evaluate … -o baseline.json"
+        raise UserError(f"--baseline {path}: it is not a result of sublaplace evaluate", hint=hint)
     rows = tuple(_row(row, path) for row in found_rows)
     if len({json.dumps([row.get(key) for key in ("method", "k", "ks")]) for row in found_rows}) < len(rows):
         raise UserError(f"--baseline {path}: it has two rows of the same method and k")
-    provenance = found.get("provenance")
-    bracket = found.get("bracket")
+    provenance, bracket = found.get("provenance"), found.get("bracket")
     if "checkpoints" in found:
         bracket = [member.get("bracket") for member in found["checkpoints"]]
-    return Baseline(
-        path=path,
-        rows=rows,
-        provenance=provenance if isinstance(provenance, dict) else {},
-        is_sweep="mean" in found,
-        bracket=bracket,
-    )
+    provenance = provenance if isinstance(provenance, dict) else {}
+    return Baseline(path, rows, provenance, is_sweep="mean" in found, bracket=bracket)
 
 
 def _row(found: dict[str, Any], path: Path) -> Row:
@@ -149,15 +136,7 @@ def _change(metric: str, row: Row, before: Row) -> Change | None:
     value, old = row.value(metric), before.value(metric)
     if value is None or old is None:
         return None
+    change, worse = value - old, worsening(metric, value, old) > 0
     error = joint_error(metric, row, before)
-    return Change(
-        method=row.method,
-        k=row.k,
-        metric=metric,
-        value=value,
-        baseline=old,
-        change=value - old,
-        worse=worsening(metric, value, old) > 0,
-        standard_error=error,
-        within_error=None if error is None else abs(value - old) <= error,
-    )
+    within_error = None if error is None else abs(change) <= error
+    return Change(row.method, row.k, metric, value, old, change, worse, error, within_error)

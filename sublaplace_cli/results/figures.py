@@ -1,7 +1,5 @@
 """Numbers that pictures are drawn from: calibration, σ against σ_full, and the layers of each sub-network."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

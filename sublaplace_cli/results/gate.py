@@ -1,7 +1,5 @@
 """The gate: every limit at every row passes, is broken, or cannot be judged; the exit code follows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -11,7 +9,6 @@ from .limits import Limit
 from .metric_table import METRICS
 from .result import Answer, Result, Row, SweepResult
 
-EXIT_BROKEN, EXIT_NOT_JUDGED = 1, 4
 WHOLE_ROW = "baseline"  # in place of a metric, where a whole row could not be compared
 Judged = TypeVar("Judged", bound=Result | SweepResult)
 
@@ -47,11 +44,9 @@ class Check:
     @property
     def verdict(self) -> str:
         """The outcome in a word or two."""
-        if self.passed is None:
-            return "not judged"
-        if self.passed:
-            return "within error" if self.excess is not None and self.excess.within_error else "passed"
-        return "failed"
+        if not self.passed:
+            return "not judged" if self.passed is None else "failed"
+        return "within error" if self.excess is not None and self.excess.within_error else "passed"
 
     @property
     def description(self) -> str:
@@ -124,43 +119,38 @@ def judge(result: Judged, limits: Sequence[Limit], baseline: Baseline | None, si
             checks += [_compare(row, limit, result, baseline, significant) for row in result.compared_rows]
         else:
             checks += [_hold(row, limit, significant) for row in result.rows]
-    if baseline is None:
-        return replace(result, gate=Gate(tuple(checks)))
-    if not any(limit.kind == "max_regression" for limit in limits):
-        checks += _not_comparable(result, baseline)
-    return replace(result, gate=Gate(tuple(checks), BaselineComparison(str(baseline.path), changes(result, baseline))))
+    comparison = None
+    if baseline is not None:
+        comparison = BaselineComparison(str(baseline.path), changes(result, baseline))
+        if not any(limit.kind == "max_regression" for limit in limits):
+            checks += _not_comparable(result, baseline)
+    return replace(result, gate=Gate(tuple(checks), comparison))
 
 
 def exit_code(result: Answer) -> int:
     """0: all limits hold, 1: one is broken, 4: one could not be judged; 1 wins over 4."""
-    if result.gate is None:
-        return 0
-    return {True: 0, False: EXIT_BROKEN, None: EXIT_NOT_JUDGED}[result.gate.passed]
+    return 0 if result.gate is None else {True: 0, False: 1, None: 4}[result.gate.passed]
 
 
 def _not_comparable(result: Result | SweepResult, baseline: Baseline) -> list[Check]:
     """Rows that cannot be compared with the baseline: never a pass, even without a limit."""
-    reasons = [
-        (row, baseline.mismatch(result) or (None if baseline.row(row) is not None else _no_row(row)))
-        for row in result.compared_rows
-    ]
+    mismatch = baseline.mismatch(result)
+    reasons = [(row, mismatch or _why_no_row(row, baseline)) for row in result.compared_rows]
     return [Check(row, WHOLE_ROW, "comparable", why=why) for row, why in reasons if why is not None]
 
 
-def _no_row(row: Row) -> str:
+def _why_no_row(row: Row, baseline: Baseline) -> str | None:
     at_k = "" if row.k is None else f" at k = {row.k}"
-    return f"the baseline has no row of {row.method}{at_k}"
+    return None if baseline.row(row) is not None else f"the baseline has no row of {row.method}{at_k}"
 
 
 def _hold(row: Row, limit: Limit, significant: bool) -> Check:
-    check = Check(row, limit.metric, limit.text)
-    value, error = row.value(limit.metric), row.error(limit.metric)
+    check, value = Check(row, limit.metric, limit.text), row.value(limit.metric)
     if value is None:
         return replace(check, why=_missing(row, limit.metric))
     if not limit.broken_by(value):
         return replace(check, passed=True)
-    within = None if error is None else abs(value - limit.amount) <= error
-    return _broken(check, Excess(error, within), significant)
+    return _broken(check, abs(value - limit.amount), row.error(limit.metric), significant)
 
 
 def _compare(
@@ -171,7 +161,7 @@ def _compare(
         return replace(check, why="there is no --baseline to compare with")
     why, before = baseline.mismatch(result, METRICS[metric].needs), baseline.row(row)
     if why is not None or before is None:
-        return replace(check, why=why or _no_row(row))
+        return replace(check, why=why or _why_no_row(row, baseline))
     value, old = row.value(metric), before.value(metric)
     if value is None or old is None:
         return replace(check, why=_missing(row, metric) if value is None else f"the baseline has no {metric}")
@@ -179,13 +169,13 @@ def _compare(
     excess = worsening(metric, value, old) - (limit.amount * abs(old) if limit.relative else limit.amount)
     if excess <= 0:
         return replace(check, passed=True)
-    error = joint_error(metric, row, before)
-    return _broken(check, Excess(error, None if error is None else excess <= error), significant)
+    return _broken(check, excess, joint_error(metric, row, before), significant)
 
 
-def _broken(check: Check, excess: Excess, significant: bool) -> Check:
+def _broken(check: Check, excess: float, error: float | None, significant: bool) -> Check:
     """With --significant, a limit fails only if it is broken by more than the standard error."""
-    return replace(check, passed=bool(significant and excess.within_error), excess=excess)
+    within = None if error is None else excess <= error
+    return replace(check, passed=bool(significant and within), excess=Excess(error, within))
 
 
 def _missing(row: Row, metric: str) -> str:

@@ -4,8 +4,6 @@ To add one: write its function in `core/metrics.py` and add one entry here. JSON
 over runs and the HTML report pick it up.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,8 +27,8 @@ class Metric:
     name: str
     better: Literal["lower", "higher", "nominal"] | None
     definition: str
-    per_row: bool = False  # a mean over rows, with a standard error NAME_se
     column: MetricColumn | None = None  # None: only in JSON, JSON lines, CSV and TSV
+    per_row: bool = False  # a mean over rows, with a standard error NAME_se
     needs: Literal["oracle", "bracket"] | None = None  # "bracket": in a row only where the full posterior is bounded
     axis: str | None = None  # its axis label in the curves over k
     module: str = "sublaplace_cli.core.metrics"  # has the function that computes it, which has its name
@@ -38,34 +36,26 @@ class Metric:
 
 # In the order of the table for people; a JSON row has those that need a bracket last.
 _TABLE = (
-    Metric("rescale", None, "factor c of the rescaled variance (1: as it is)", column=MetricColumn(11, hidden_at=1.0)),
-    Metric(
-        "remainder", None, "factor b of the variance outside the sub-network", column=MetricColumn(9, hidden_at=0.0)
-    ),
-    Metric("mean_std", None, "mean σ over the test rows", column=MetricColumn(5)),
+    Metric("rescale", None, "factor c of the rescaled variance (1: as it is)", MetricColumn(11, hidden_at=1.0)),
+    Metric("remainder", None, "factor b of the variance outside the sub-network", MetricColumn(9, hidden_at=0.0)),
+    Metric("mean_std", None, "mean σ over the test rows", MetricColumn(5)),
     Metric(
         "w2",
         "lower",
         "mean |σ_full − σ| over the test rows",
-        column=MetricColumn(7, with_error=True),
+        MetricColumn(7, with_error=True),
         per_row=True,
         axis="W2 to the full posterior: mean |σ_full − σ|",
     ),
-    Metric(
-        "w2_low",
-        "lower",
-        "least w2 that the bounds of the full posterior allow",
-        column=MetricColumn(),
-        needs="bracket",
-    ),
-    Metric("w2_high", "lower", "largest w2 that they allow", column=MetricColumn(), needs="bracket"),
-    Metric("w2_relative", "lower", "w2 as a share of mean σ_full", column=MetricColumn()),
+    Metric("w2_low", "lower", "least w2 that the bounds of the full posterior allow", MetricColumn(), needs="bracket"),
+    Metric("w2_high", "lower", "largest w2 that they allow", MetricColumn(), needs="bracket"),
+    Metric("w2_relative", "lower", "w2 as a share of mean σ_full", MetricColumn()),
     Metric("w2_total", "lower", "mean |√(σ_full² + σ₀²) − √(σ² + σ₀²)| over the test rows"),
     Metric(
         "coverage95",
         "nominal",
         "share of the oracle's outputs within 1.96 σ",
-        column=MetricColumn(13),
+        MetricColumn(13),
         per_row=True,
         needs="oracle",
         axis="coverage of the oracle by 95 % intervals",
@@ -74,32 +64,28 @@ _TABLE = (
         "coverage95_total",
         "nominal",
         "share of the targets within 1.96 √(σ² + σ₀²)",
-        column=MetricColumn(6),
+        MetricColumn(6),
         per_row=True,
         axis="coverage of the targets by 95 % intervals",
     ),
     Metric("ipv", None, "mean weighted variance over the training rows"),
     Metric("discrepancy", "lower", "ipv of the full network minus ipv"),
-    Metric("retained", "higher", "ipv as a share of that of the full network", column=MetricColumn(10)),
+    Metric("retained", "higher", "ipv as a share of that of the full network", MetricColumn(10)),
     Metric(
         "nll",
         "lower",
         "mean negative log-likelihood of the targets",
-        column=MetricColumn(14),
+        MetricColumn(14),
         per_row=True,
         axis="negative log-likelihood",
     ),
-    Metric("rmse", "lower", "root mean squared error of the predicted mean", column=MetricColumn(3)),
-    Metric("crps", "lower", "mean continuous ranked probability score", column=MetricColumn(2), per_row=True),
+    Metric("rmse", "lower", "root mean squared error of the predicted mean", MetricColumn(3)),
+    Metric("crps", "lower", "mean continuous ranked probability score", MetricColumn(2), per_row=True),
     Metric(
-        "accuracy",
-        "higher",
-        "share of the rows whose most probable class is right",
-        column=MetricColumn(12),
-        per_row=True,
+        "accuracy", "higher", "share of the rows whose most probable class is right", MetricColumn(12), per_row=True
     ),
-    Metric("ece", "lower", "calibration error of the most probable class, in 15 bins", column=MetricColumn(8)),
-    Metric("brier", "lower", "mean squared error of the class probabilities", column=MetricColumn(4), per_row=True),
+    Metric("ece", "lower", "calibration error of the most probable class, in 15 bins", MetricColumn(8)),
+    Metric("brier", "lower", "mean squared error of the class probabilities", MetricColumn(4), per_row=True),
 )
 METRICS = {metric.name: metric for metric in _TABLE}
 # By metric: its name, followed by NAME_se if the standard error has its own column.
@@ -108,13 +94,8 @@ COLUMN_KEYS = {
     for metric in _TABLE
 }
 # Keys of a JSON row between `k` and the remaining standard errors.
-ROW_KEYS = tuple(
-    key
-    for last in (False, True)
-    for metric in _TABLE
-    if (metric.needs == "bracket") is last
-    for key in COLUMN_KEYS[metric.name]
-)
+_BRACKETS_LAST = sorted(_TABLE, key=lambda metric: metric.needs == "bracket")
+ROW_KEYS = tuple(key for metric in _BRACKETS_LAST for key in COLUMN_KEYS[metric.name])
 _LISTED_FIRST = (
     *("w2", "w2_relative", "w2_total", "w2_low", "w2_high", "discrepancy", "nll", "rmse", "crps", "ece", "brier"),
     *("accuracy", "retained", "coverage95", "coverage95_total", "mean_std", "ipv", "rescale", "remainder"),

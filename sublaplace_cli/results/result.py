@@ -1,12 +1,10 @@
 """The result of a command as frozen records; `as_dict` gives the JSON."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from .metric_table import ROW_KEYS
 
@@ -83,7 +81,7 @@ class Result:
     provenance: Mapping[str, Any]
     full: Row | None
     rows: tuple[Row, ...]
-    gate: Gate | None = None
+    gate: "Gate | None" = None
     details: Mapping[str, Any] = field(default_factory=dict)  # "tuned" and "bracket", where there are any
     artifacts: Mapping[str, str] = field(default_factory=dict)
     seconds: Mapping[str, float] | None = None  # None: not part of the JSON
@@ -98,24 +96,16 @@ class Result:
         """How the bounds of the full posterior were computed, None without them."""
         return self.details.get("bracket")
 
-    def reproducible(self) -> Result:
+    def reproducible(self) -> Self:
         """The part that is the same for the same inputs: no times, no folders."""
         names = {stem: Path(path).name for stem, path in self.artifacts.items()}
         return replace(self, artifacts=names, seconds=None)
 
     def as_dict(self) -> dict[str, Any]:
         """The result as JSON."""
-        return {
-            "schema": SCHEMA,
-            **vars(self.setup),
-            "provenance": dict(self.provenance),
-            "full": None if self.full is None else self.full.as_dict(),
-            "rows": [row.as_dict() for row in self.rows],
-            "gate": None if self.gate is None else self.gate.as_dict(),
-            **self.details,
-            "artifacts": dict(self.artifacts),
-            **({} if self.seconds is None else {"seconds": dict(self.seconds)}),
-        }
+        gate = None if self.gate is None else self.gate.as_dict()
+        seconds = {} if self.seconds is None else {"seconds": dict(self.seconds)}
+        return {**_setup_and_rows(self), "gate": gate, **self.details, "artifacts": dict(self.artifacts), **seconds}
 
 
 @dataclass(frozen=True)
@@ -152,7 +142,7 @@ class SweepResult:
     rows: tuple[Row, ...]  # of all runs
     mean: tuple[Row, ...]
     members: tuple[SweepMember, ...]
-    gate: Gate | None = None
+    gate: "Gate | None" = None
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -161,18 +151,14 @@ class SweepResult:
         return self.mean
 
     @property
-    def bracket(self) -> Sequence[Any]:
+    def bracket(self) -> list[Any]:
         """How the bounds of the full posterior were computed, per run."""
         return [member.result.bracket for member in self.members]
 
     def as_dict(self) -> dict[str, Any]:
         """The result as JSON."""
         return {
-            "schema": SCHEMA,
-            **vars(self.setup),
-            "provenance": dict(self.provenance),
-            "full": None if self.full is None else self.full.as_dict(),
-            "rows": [row.as_dict() for row in self.rows],
+            **_setup_and_rows(self),
             "mean": [row.as_dict() for row in self.mean],
             "checkpoints": [member.as_dict() for member in self.members],
             "gate": None if self.gate is None else self.gate.as_dict(),
@@ -181,15 +167,23 @@ class SweepResult:
         }
 
 
+def _setup_and_rows(result: Result | SweepResult) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        **vars(result.setup),
+        "provenance": dict(result.provenance),
+        "full": None if result.full is None else result.full.as_dict(),
+        "rows": [row.as_dict() for row in result.rows],
+    }
+
+
 @dataclass(frozen=True)
 class Listing:
     """The flat answer of `jacobians`, `select`, `fit` and of a dry run: names and values."""
 
     values: Mapping[str, Any]
 
-    @property
-    def gate(self) -> None:
-        """Nothing is judged."""
+    gate = None  # nothing is judged
 
     def as_dict(self) -> dict[str, Any]:
         """The answer as JSON."""

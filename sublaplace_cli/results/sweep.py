@@ -1,10 +1,9 @@
-"""Several runs as one answer: all rows, mean ± standard error over the runs, and what differs between them."""
-
-from __future__ import annotations
+"""Several runs as one answer: all rows, and mean ± standard error over the runs."""
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from .metric_table import LISTED
@@ -12,7 +11,7 @@ from .result import Listing, Result, Row, Setup, SweepMember, SweepResult
 
 
 class RunLabel(Protocol):
-    """What tells one run of a sweep from another."""
+    """Fields that identify a run of a sweep."""
 
     @property
     def checkpoint(self) -> str: ...
@@ -29,7 +28,9 @@ def combine(labels: Sequence[RunLabel], results: Sequence[Result]) -> SweepResul
         setup=Setup(**{key: _common([setup[key] for setup in setups]) for key in setups[0]}),
         provenance={key: _common([own.provenance[key] for own in results]) for key in results[0].provenance},
         full=_mean(fulls, members) if len(fulls) == len(results) else None,
-        rows=tuple(_labelled(row, member) for member in members for row in member.result.rows),
+        rows=tuple(
+            replace(row, checkpoint=own.checkpoint, seed=own.seed) for own in members for row in own.result.rows
+        ),
         mean=tuple(_mean(rows, members) for rows in zip(*(result.rows for result in results), strict=True)),
         members=tuple(members),
         seconds=_added([result.seconds or {} for result in results]),
@@ -40,22 +41,16 @@ def combine_plans(checkpoints: Sequence[str], plans: Sequence[Listing]) -> Listi
     """The dry run of a sweep: runs follow one another, so memory is that of the largest, and files add up."""
     values = [plan.values for plan in plans]
     numbered = list(enumerate(values, start=1))
-    return Listing(
-        {
-            **values[0],
-            "runs": len(values),
-            "checkpoints": list(checkpoints),
-            "run_dir": [own["run_dir"] for own in values],
-            "memory_estimate": max(own["memory_estimate"] for own in values),
-            "bytes_to_write": sum(own["bytes_to_write"] for own in values),
-            "files": {f"{number}/{stem}": size for number, own in numbered for stem, size in own["files"].items()},
-            "reused": sorted(f"{number}/{stem}" for number, own in numbered for stem in own["reused"]),
-        }
-    )
-
-
-def _labelled(row: Row, member: SweepMember) -> Row:
-    return Row(row.method, row.k, row.values, row.why, member.checkpoint, member.seed)
+    combined = {
+        "runs": len(values),
+        "checkpoints": list(checkpoints),
+        "run_dir": [own["run_dir"] for own in values],
+        "memory_estimate": max(own["memory_estimate"] for own in values),
+        "bytes_to_write": sum(own["bytes_to_write"] for own in values),
+        "files": {f"{number}/{stem}": size for number, own in numbered for stem, size in own["files"].items()},
+        "reused": sorted(f"{number}/{stem}" for number, own in numbered for stem in own["reused"]),
+    }
+    return Listing({**values[0], **combined})
 
 
 def _common(values: Sequence[Any]) -> Any:
@@ -89,9 +84,7 @@ def _independent(values: Sequence[float], members: Sequence[SweepMember]) -> lis
     by_checkpoint: dict[str, list[float]] = {}
     for member, value in zip(members, values, strict=True):
         by_checkpoint.setdefault(member.checkpoint, []).append(value)
-    if len(by_checkpoint) == 1:
-        return list(values)
-    return [statistics.fmean(own) for own in by_checkpoint.values()]
+    return list(values) if len(by_checkpoint) == 1 else [statistics.fmean(own) for own in by_checkpoint.values()]
 
 
 def _added(seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -50,7 +50,7 @@ def test_every_metric_has_a_name_a_definition_and_a_function(name):
     assert metric.name == name
     assert metric.definition
     assert "\n" not in metric.definition
-    assert callable(load(metric.entry))
+    assert callable(load(f"{metric.module}:{metric.name}"))
 
 
 def test_results_need_neither_torch_nor_numpy():

@@ -39,7 +39,6 @@ def one_of(arch: str, name: str, value: Any, choices: Iterable[Any]) -> Any:
     if value not in known or isinstance(value, bool):
         near = suggestion(str(value), map(str, known)) if isinstance(value, str) else None
         listed = ", ".join(map(str, known))
-        raise UserError(
-            f"architecture '{arch}', argument '{name}': found {value!r}, expected one of {listed}", hint=near
-        )
+        message = f"architecture '{arch}', argument '{name}': found {value!r}, expected one of {listed}"
+        raise UserError(message, hint=near)
     return value

@@ -38,10 +38,8 @@ def mlp(**args: Any) -> nn.Sequential:
 
 def _hidden_widths(value: Any) -> list[int]:
     if not isinstance(value, (list, tuple)):
-        raise UserError(
-            f"architecture 'mlp', argument 'hidden': found {value!r}, expected a list of widths",
-            hint="for example hidden: [50, 50]; an empty list gives one linear layer",
-        )
+        hint = "for example hidden: [50, 50]; an empty list gives one linear layer"
+        raise UserError(f"architecture 'mlp', argument 'hidden': found {value!r}, expected a list of widths", hint=hint)
     return [positive_int("mlp", f"hidden[{i}]", width) for i, width in enumerate(value)]
 
 

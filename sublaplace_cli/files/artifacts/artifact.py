@@ -133,9 +133,8 @@ def open_artifact(path: Path, kind: str) -> Artifact:
 
 def broken(path: Path, what: str) -> UserError:
     """The error for an artifact that cannot be used."""
-    return UserError(
-        f"{path}: {what}", hint="delete the file, recompute it with --force, or start a new run with another --run-dir"
-    )
+    hint = "delete the file, recompute it with --force, or start a new run with another --run-dir"
+    return UserError(f"{path}: {what}", hint=hint)
 
 
 def _parsed(path: Path, text: str) -> tuple[dict[str, Any], str]:

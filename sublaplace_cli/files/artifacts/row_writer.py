@@ -53,7 +53,7 @@ class RowWriter:
         self.digests, self.running = digests, running
         return rows_done
 
-    def _unfinished(self, name: str, rows_done: int) -> hashlib._Hash:
+    def _unfinished(self, name: str, rows_done: int) -> "hashlib._Hash":
         """The checksum so far of the piece that an earlier run did not finish."""
         plan = self.plans[name]
         rows = rows_done % plan.rows_per_piece if rows_done < plan.shape[0] else 0

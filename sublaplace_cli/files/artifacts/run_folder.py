@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from ...errors import UserError
 from .artifact import Artifact, broken, open_artifact
@@ -47,7 +47,7 @@ class RunFolder:
     lock: IO[str]
 
     @classmethod
-    def open(cls, path: Path, identity: Mapping[str, Any], *, force: bool, on_wait: Callable[[str], None]) -> RunFolder:
+    def open(cls, path: Path, identity: Mapping[str, Any], *, force: bool, on_wait: Callable[[str], None]) -> Self:
         """Create the folder if needed, wait for the lock, check that the folder belongs to this identity."""
         with explain_write_errors(path):
             path.mkdir(parents=True, exist_ok=True)
@@ -73,10 +73,8 @@ class RunFolder:
         known = None if force else self._known_identity()
         wanted = json.loads(canonical_json(self.identity))
         if known is not None and known != wanted:
-            raise UserError(
-                f"{self.path} belongs to another run: {_difference(known, wanted)}",
-                hint="choose another --run-dir, or replace its contents with --force",
-            )
+            hint = "choose another --run-dir, or replace its contents with --force"
+            raise UserError(f"{self.path} belongs to another run: {_difference(known, wanted)}", hint=hint)
         if known is None:
             for old in [*self.path.glob("*.safetensors*"), self.path / "evaluation.json"]:
                 old.unlink(missing_ok=True)
@@ -126,10 +124,8 @@ def _refuse_foreign_files(path: Path) -> None:
         entry.name for entry in path.iterdir() if entry.name not in OWN_FILES and not LEFTOVER.fullmatch(entry.name)
     )
     if foreign:
-        raise UserError(
-            f"{path} is not a run folder: it contains {', '.join(foreign[:3])} and no {MANIFEST}",
-            hint="choose an empty or new folder for --run-dir",
-        )
+        message = f"{path} is not a run folder: it contains {', '.join(foreign[:3])} and no {MANIFEST}"
+        raise UserError(message, hint="choose an empty or new folder for --run-dir")
 
 
 def _difference(known: Any, wanted: Any, prefix: str = "") -> str:

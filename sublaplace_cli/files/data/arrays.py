@@ -37,10 +37,8 @@ def _wanted(request: ReadRequest, known: Iterable[str]) -> tuple[str | dict[str,
     if arrays is None:
         default = next((name for name in ("x", "X") if name in names), None)
         if default is None:
-            raise UserError(
-                f"{request.path}: data.arrays is not set, and there is no array 'x' or 'X'",
-                hint=f"name the input in data.arrays; available: {', '.join(sorted(names)) or 'none'}",
-            )
+            hint = f"name the input in data.arrays; available: {', '.join(sorted(names)) or 'none'}"
+            raise UserError(f"{request.path}: data.arrays is not set, and there is no array 'x' or 'X'", hint=hint)
         return default, "y" if "y" in names else None
     inputs = list(arrays.input.values()) if isinstance(arrays.input, dict) else arrays.input
     for name in [inputs] if isinstance(inputs, str) else inputs:
@@ -129,10 +127,8 @@ def _read_header(stream: IO[bytes], where: str) -> _Header:
 
 def _check_dtype(dtype: np.dtype[Any], where: str) -> None:
     if dtype.hasobject:
-        raise UserError(
-            f"{where}: an array of Python objects is refused: reading it would run pickled code",
-            hint="save it as numbers, e.g. numpy.savez(file, x=numpy.asarray(x, dtype='float32'))",
-        )
+        hint = "save it as numbers, e.g. numpy.savez(file, x=numpy.asarray(x, dtype='float32'))"
+        raise UserError(f"{where}: an array of Python objects is refused: reading it would run pickled code", hint=hint)
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
         raise UserError(f"{where}: dtype {dtype} is not supported", hint="save it as float32, float64 or integers")
 
@@ -173,10 +169,8 @@ def _member_bytes(path: Path, name: str, info: zipfile.ZipInfo) -> int:
         raise UserError(f"{where} uses a compression that numpy does not write", hint="use numpy.savez")
     if info.file_size > BOMB_BYTES and info.file_size > BOMB_RATIO * info.compress_size:
         ratio = info.file_size // max(1, info.compress_size)
-        raise UserError(
-            f"{where} expands {ratio}-fold to {gibibytes(info.file_size)}: refused as a decompression bomb",
-            hint="if you trust the file, save it again with numpy.savez (not compressed)",
-        )
+        message = f"{where} expands {ratio}-fold to {gibibytes(info.file_size)}: refused as a decompression bomb"
+        raise UserError(message, hint="if you trust the file, save it again with numpy.savez (not compressed)")
     with _opened(path, info) as stream:
         header = _read_header(stream, where)
     header.refuse_other_size(info.file_size, where)
@@ -241,10 +235,8 @@ def _map_npy(path: Path) -> np.ndarray:
 
 def _as_table(path: Path, array: np.ndarray) -> Columns:
     if array.ndim != 2:
-        raise UserError(
-            f"{path} has shape {array.shape}, but data.columns needs a 2-D array",
-            hint="remove data.columns, or store inputs and target in one npz file",
-        )
+        hint = "remove data.columns, or store inputs and target in one npz file"
+        raise UserError(f"{path} has shape {array.shape}, but data.columns needs a 2-D array", hint=hint)
     return Columns(path, array.shape[1])
 
 

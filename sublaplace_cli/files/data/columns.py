@@ -24,24 +24,18 @@ class Columns:
         """The position of a column, from its name or position."""
         if isinstance(column, int):
             if not 0 <= column < self.width:
-                raise UserError(
-                    f"{self.path}: there is no column {column}: it has {self.width} columns",
-                    hint=f"positions go from 0 to {self.width - 1}",
-                )
+                hint = f"positions go from 0 to {self.width - 1}"
+                raise UserError(f"{self.path}: there is no column {column}: it has {self.width} columns", hint=hint)
             return column
         if self.names is None:
-            raise UserError(
-                f"{self.path}: column '{column}' was requested, but the table has no column names",
-                hint=f"add a header line, or use positions 0 to {self.width - 1}",
-            )
+            message = f"{self.path}: column '{column}' was requested, but the table has no column names"
+            raise UserError(message, hint=f"add a header line, or use positions 0 to {self.width - 1}")
         positions = [position for position, name in enumerate(self.names) if name == column]
         if not positions:
             raise UserError(f"{self.path}: no column '{column}'", hint=suggestion(column, set(self.names)))
         if len(positions) > 1:
-            raise UserError(
-                f"{self.path}: {len(positions)} columns are called '{column}' (positions {positions})",
-                hint="rename them, or use the position",
-            )
+            message = f"{self.path}: {len(positions)} columns are called '{column}' (positions {positions})"
+            raise UserError(message, hint="rename them, or use the position")
         return positions[0]
 
     def label(self, position: int) -> str:
@@ -90,10 +84,8 @@ def _pick(spec: ColumnsSpec | None, table: Columns) -> Picked:
     seen: set[int] = set()
     for position in targets + inputs:
         if position in seen:
-            raise UserError(
-                f"{table.path}: column {table.label(position)} is used more than once",
-                hint="each column is an input or a target, once: see data.columns",
-            )
+            hint = "each column is an input or a target, once: see data.columns"
+            raise UserError(f"{table.path}: column {table.label(position)} is used more than once", hint=hint)
         seen.add(position)
     if not inputs:
         raise UserError(f"{table.path}: no input columns are left besides the target", hint="see data.columns")
@@ -111,8 +103,6 @@ def _pick_by_name(wanted: Picked, table: Columns, training: Columns) -> Picked:
     inputs = [table.find(known[position]) for position in wanted.inputs]
     present = [position for position in wanted.targets if known[position] in (table.names or ())]
     if present and len(present) < len(wanted.targets):
-        raise UserError(
-            f"{table.path} has some of the target columns of {training.path}, but not all",
-            hint="include all of them or none",
-        )
+        hint = "include all of them or none"
+        raise UserError(f"{table.path} has some of the target columns of {training.path}, but not all", hint=hint)
     return Picked(inputs, [table.find(known[position]) for position in present])

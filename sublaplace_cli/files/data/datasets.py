@@ -68,10 +68,8 @@ def require_extra(format_name: str) -> None:
     """Refuse early if the package that a data format needs is not installed."""
     module, extra = EXTRAS.get(format_name, ("numpy", ""))
     if find_spec(module) is None:
-        raise UserError(
-            f"data.format: {format_name} needs a package that is not installed ({module})",
-            hint=f"pip install 'sublaplace[{extra}]'",
-        )
+        hint = f"pip install 'sublaplace[{extra}]'"
+        raise UserError(f"data.format: {format_name} needs a package that is not installed ({module})", hint=hint)
 
 
 def data_files(data: DataSpec, resolve: Resolve, names: Sequence[str] | None = None) -> list[Path]:
@@ -167,9 +165,8 @@ def origin_of(data: DataSpec, name: str) -> str:
         if source is None:
             break
         if source not in SPLIT_NAMES:
-            raise UserError(
-                f"data.splits.{chain[-1]}.same_as: unknown split '{source}'", hint=suggestion(source, SPLIT_NAMES)
-            )
+            hint = suggestion(source, SPLIT_NAMES)
+            raise UserError(f"data.splits.{chain[-1]}.same_as: unknown split '{source}'", hint=hint)
         if source in chain:
             raise UserError(f"data.splits: same_as leads in a circle: {' → '.join([*chain, source])}")
         chain.append(source)
@@ -223,19 +220,15 @@ def _target_scale(spec: Spec, targets: dict[str, np.ndarray | None], train: str)
     if mode == "none":
         return None
     if catalog.TASKS[spec.task].labels:
-        raise UserError(
-            f"data.standardise.target: the targets of task {spec.task} are classes",
-            hint="remove it: only regression targets can be standardised",
-        )
+        hint = "remove it: only regression targets can be standardised"
+        raise UserError(f"data.standardise.target: the targets of task {spec.task} are classes", hint=hint)
     if mode != "from-train":
         known = [values.shape[1] for values in targets.values() if values is not None]
         return fixed_scale(mode, (known[0] if known else np.size(mode.mean),), "data.standardise.target")
     values = targets[train]
     if values is None:
-        raise UserError(
-            "data.standardise.target is from-train, but the training rows have no target",
-            hint="name the target in data.columns or data.arrays, or set mean and std",
-        )
+        hint = "name the target in data.columns or data.arrays, or set mean and std"
+        raise UserError("data.standardise.target is from-train, but the training rows have no target", hint=hint)
     return measured_scale(values)
 
 
@@ -243,10 +236,8 @@ def _scaled(values: np.ndarray | None, scale: MeanStd | None, origin: str) -> np
     if values is None or scale is None:
         return values
     if values.shape[1:] != scale.mean.shape:
-        raise UserError(
-            f"split '{origin}' has {values.shape[1]} target columns, its standardisation {len(scale.mean)}",
-            hint="all splits need the same target columns",
-        )
+        message = f"split '{origin}' has {values.shape[1]} target columns, its standardisation {len(scale.mean)}"
+        raise UserError(message, hint="all splits need the same target columns")
     return scale.apply(values)
 
 
@@ -266,10 +257,8 @@ def _preparations(
     for origin, (steps, shape) in compiled.items():
         scale = from_train if mode in ("none", "from-train") else fixed_scale(mode, shape, "data.standardise.input")
         if scale is not None and scale.mean.shape != shape:
-            raise UserError(
-                f"rows of split '{origin}' have shape {shape}, training rows {scale.mean.shape}",
-                hint="all splits need the same inputs",
-            )
+            hint = "all splits need the same inputs"
+            raise UserError(f"rows of split '{origin}' have shape {shape}, training rows {scale.mean.shape}", hint=hint)
         preparations[origin] = Preparation(steps, scale)
     return preparations
 

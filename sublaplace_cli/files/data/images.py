@@ -41,10 +41,8 @@ def image_files(path: Path) -> list[Path]:
         if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".") and file.is_file()
     ]
     if not files:
-        raise UserError(
-            f"{path} has no images in class folders",
-            hint=f"expected {path.name}/<class>/<image>, with one of {', '.join(sorted(IMAGE_SUFFIXES))}",
-        )
+        hint = f"expected {path.name}/<class>/<image>, with one of {', '.join(sorted(IMAGE_SUFFIXES))}"
+        raise UserError(f"{path} has no images in class folders", hint=hint)
     return files
 
 
@@ -59,10 +57,8 @@ def _class_numbers(request: ReadRequest, files: list[Path]) -> np.ndarray:
     numbers = {name: number for number, name in enumerate(names)}
     for file in files:
         if file.parent.name not in numbers:
-            raise UserError(
-                f"{request.path}: class '{file.parent.name}' is not among those of {request.training_path}",
-                hint=suggestion(file.parent.name, names),
-            )
+            message = f"{request.path}: class '{file.parent.name}' is not among those of {request.training_path}"
+            raise UserError(message, hint=suggestion(file.parent.name, names))
     return np.array([numbers[file.parent.name] for file in files], dtype=np.int64)
 
 
@@ -97,9 +93,7 @@ def _common_size(files: list[Path], image_class: Any) -> tuple[int, int]:
                 raise UserError(f"{file} has mode {image.mode}, expected 8 bits", hint="convert it to 8-bit RGB")
             size = size or image.size
             if image.size != size:
-                raise UserError(
-                    f"{file} is {image.size[0]}x{image.size[1]}, but {files[0]} is {size[0]}x{size[1]}",
-                    hint="all images need the same size: resize them first",
-                )
+                message = f"{file} is {image.size[0]}x{image.size[1]}, but {files[0]} is {size[0]}x{size[1]}"
+                raise UserError(message, hint="all images need the same size: resize them first")
     assert size is not None  # image_files gives at least one
     return size

@@ -87,10 +87,8 @@ def named_arrays(inputs: ArrayInputs) -> list[tuple[str, np.ndarray]]:
 def refuse_if_larger(size: int, memory: int, what: str) -> None:
     """Refuse data that does not fit, before memory is taken."""
     if size > memory:
-        raise UserError(
-            f"{what} takes {gibibytes(size)}, but only {gibibytes(max(memory, 0))} may be used",
-            hint="raise --memory, or store fewer rows, fewer columns or a smaller dtype",
-        )
+        hint = "raise --memory, or store fewer rows, fewer columns or a smaller dtype"
+        raise UserError(f"{what} takes {gibibytes(size)}, but only {gibibytes(max(memory, 0))} may be used", hint=hint)
 
 
 def gibibytes(size: int) -> str:
@@ -107,10 +105,8 @@ def check_lengths(source: Source) -> None:
         if array.ndim == 0:
             raise UserError(f"{source.path}: {what} is a single number", hint="its first axis must be the rows")
         if len(array) != len(parts[0][1]):
-            raise UserError(
-                f"{source.path}: {parts[0][0]} has {len(parts[0][1])} rows, {what} has {len(array)}",
-                hint="the first axis of each array is the rows: all need the same number",
-            )
+            message = f"{source.path}: {parts[0][0]} has {len(parts[0][1])} rows, {what} has {len(array)}"
+            raise UserError(message, hint="the first axis of each array is the rows: all need the same number")
     if len(source) == 0:
         raise UserError(f"{source.path} has no rows", hint="use a file with data")
 
@@ -146,10 +142,8 @@ def choose_rows(spec: SplitSpec | None, source: Source, field: str) -> np.ndarra
     if spec.n is not None:
         rows = rows[_subsample(len(rows), spec.n, spec.seed, field)]
     if len(rows) == 0:
-        raise UserError(
-            f"{field}: empty split: it selects none of the {len(source)} rows of {source.path}",
-            hint="choose rows that are in the file",
-        )
+        hint = "choose rows that are in the file"
+        raise UserError(f"{field}: empty split: it selects none of the {len(source)} rows of {source.path}", hint=hint)
     return rows
 
 
@@ -173,16 +167,12 @@ def _index_rows(spec: IndicesSpec, source: Source, field: str) -> np.ndarray:
     where = f"{field}: array '{spec.array}' of {source.path}"
     indices = _index_vector(source.array(spec.array), spec.row, where)
     if indices.dtype.kind not in "iu":
-        raise UserError(
-            f"{where} has dtype {indices.dtype}, expected integers",
-            hint="save row numbers: for a mask numpy.flatnonzero(mask), for floats .astype('int64')",
-        )
+        hint = "save row numbers: for a mask numpy.flatnonzero(mask), for floats .astype('int64')"
+        raise UserError(f"{where} has dtype {indices.dtype}, expected integers", hint=hint)
     outside = (indices < 0) | (indices >= len(source))
     if outside.any():
-        raise UserError(
-            f"{where} holds {indices[outside][0]}, which is not a row of the file",
-            hint=f"row numbers go from 0 to {len(source) - 1}",
-        )
+        hint = f"row numbers go from 0 to {len(source) - 1}"
+        raise UserError(f"{where} holds {indices[outside][0]}, which is not a row of the file", hint=hint)
     values, counts = np.unique(indices, return_counts=True)
     if len(values) < len(indices):
         raise UserError(f"{where} holds row {values[counts > 1][0]} more than once", hint="a split uses each row once")

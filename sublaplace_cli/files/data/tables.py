@@ -62,9 +62,8 @@ def _lines(handle: TextIO, path: Path) -> Iterator[tuple[int, str]]:
                 raise UserError(f"{path}: line {number} is longer than {LONGEST_LINE} characters", hint="is it csv?")
             yield number, line
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}: not UTF-8 text after line {number} ({error.reason})", hint="save the file as UTF-8 csv"
-        ) from None
+        hint = "save the file as UTF-8 csv"
+        raise UserError(f"{path}: not UTF-8 text after line {number} ({error.reason})", hint=hint) from None
 
 
 def _cells(line: str, number: int, path: Path) -> list[str]:
@@ -104,10 +103,8 @@ def _count_rows(lines: Iterator[tuple[int, str]], columns: Columns) -> tuple[int
         if '"' in line:
             quoted, width = True, len(_cells(line, number, path))
         if width != columns.width:
-            raise UserError(
-                f"{path}: line {number} has {width} cells, the first line has {columns.width}",
-                hint="cells are separated by commas; every line needs the same number",
-            )
+            hint = "cells are separated by commas; every line needs the same number"
+            raise UserError(f"{path}: line {number} has {width} cells, the first line has {columns.width}", hint=hint)
         rows += 1
     return rows, quoted
 
@@ -143,10 +140,8 @@ def _refuse_bad_cell(path: Path, survey: _Survey, order: list[int]) -> None:
                     cell = cells[position]
                     found = f"is '{cell[:40]}', expected a number" if cell else "is empty"
                     label = survey.columns.label(position)
-                    raise UserError(
-                        f"{path}: line {number}, column {label} {found}",
-                        hint="fill it or encode it as a number, or exclude the column with data.columns",
-                    )
+                    hint = "fill it or encode it as a number, or exclude the column with data.columns"
+                    raise UserError(f"{path}: line {number}, column {label} {found}", hint=hint)
 
 
 def _number(cell: str) -> float | None:
@@ -203,10 +198,8 @@ def _check_parquet_types(file: Any, columns: Columns, order: list[int]) -> None:
     for position in order:
         kind = file.schema_arrow.field(position).type
         if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
-            raise UserError(
-                f"{columns.path}: column {columns.label(position)} has type {kind}, expected numbers",
-                hint="encode it as numbers, or exclude it with data.columns",
-            )
+            message = f"{columns.path}: column {columns.label(position)} has type {kind}, expected numbers"
+            raise UserError(message, hint="encode it as numbers, or exclude it with data.columns")
 
 
 def _fill_from_groups(file: Any, columns: Columns, order: list[int]) -> np.ndarray:
@@ -230,7 +223,6 @@ def _fill_from_groups(file: Any, columns: Columns, order: list[int]) -> np.ndarr
 def _without_nulls(values: Any, columns: Columns, position: int, start: int) -> np.ndarray:
     if values.null_count:
         row = start + int(np.argmax(values.is_null().to_numpy()))
-        raise UserError(
-            f"{columns.path}: row {row}, column {columns.label(position)} is null", hint="fill it or remove the row"
-        )
+        hint = "fill it or remove the row"
+        raise UserError(f"{columns.path}: row {row}, column {columns.label(position)} is null", hint=hint)
     return values.to_numpy()

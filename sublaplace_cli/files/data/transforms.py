@@ -111,10 +111,8 @@ def _permute_step(axes: Sequence[int], shape: tuple[int, ...], field: str) -> tu
 def _normalise_step(spec: Any, shape: tuple[int, ...], field: str) -> tuple[RowStep, tuple[int, ...]]:
     axis = 0 if getattr(spec, "axis", None) is None else spec.axis
     if not -len(shape) <= axis < len(shape):
-        raise UserError(
-            f"{field}.normalise.axis is {axis}, but one row has shape {shape} before it",
-            hint=f"it has {len(shape)} axes (without the axis of the rows)",
-        )
+        hint = f"it has {len(shape)} axes (without the axis of the rows)"
+        raise UserError(f"{field}.normalise.axis is {axis}, but one row has shape {shape} before it", hint=hint)
     along = [1] * len(shape)
     along[axis] = shape[axis]
     parts = {}
@@ -143,10 +141,8 @@ def fixed_scale(spec: Any, shape: tuple[int, ...], field: str) -> MeanStd:
             values = np.asarray(getattr(spec, name), dtype=np.float64)
             parts[name] = np.broadcast_to(values, shape)
         except ValueError:
-            raise UserError(
-                f"{field}.{name} does not fit: one row has shape {shape}",
-                hint="use one number, or as many as the row has elements",
-            ) from None
+            hint = "use one number, or as many as the row has elements"
+            raise UserError(f"{field}.{name} does not fit: one row has shape {shape}", hint=hint) from None
     scale = MeanStd(**parts)
     _check_scale(scale, field)
     return scale
@@ -190,9 +186,8 @@ def measured_scale(rows: np.ndarray, steps: tuple[RowStep, ...] = ()) -> MeanStd
 def measured_targets(values: np.ndarray, where: str) -> np.ndarray:
     """Targets that are measurements, as (N, C) float64."""
     if values.ndim > 2:
-        raise UserError(
-            f"{where}: the target has shape {values.shape}", hint="store one target row per data row: (N,) or (N, C)"
-        )
+        hint = "store one target row per data row: (N,) or (N, C)"
+        raise UserError(f"{where}: the target has shape {values.shape}", hint=hint)
     return np.array(values, dtype=np.float64).reshape(len(values), -1)
 
 
@@ -217,10 +212,8 @@ def class_labels(
 def _one_column(values: np.ndarray, task: str, where: str) -> np.ndarray:
     flat = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if flat.ndim != 1:
-        raise UserError(
-            f"{where}: a {task} target has one column, this one has shape {values.shape}",
-            hint="store the class number of each row (for one-hot rows: numpy.argmax(y, axis=1))",
-        )
+        hint = "store the class number of each row (for one-hot rows: numpy.argmax(y, axis=1))"
+        raise UserError(f"{where}: a {task} target has one column, this one has shape {values.shape}", hint=hint)
     return flat.astype(np.int64) if flat.dtype.kind == "b" else flat
 
 
@@ -244,7 +237,5 @@ def _refuse_labels(
 def refuse_one_class(labels: np.ndarray, where: str) -> None:
     """Refuse training rows of one class only."""
     if len(np.unique(labels)) < 2:
-        raise UserError(
-            f"{where}: one-class data: all {len(labels)} training targets are {labels[0]}",
-            hint="choose other training rows (is the file sorted by class?), or check the target",
-        )
+        hint = "choose other training rows (is the file sorted by class?), or check the target"
+        raise UserError(f"{where}: one-class data: all {len(labels)} training targets are {labels[0]}", hint=hint)

@@ -66,10 +66,8 @@ def find_function(target: str) -> Callable[..., Any]:
         packet = getattr(torch.ops.aten, parts[3], None)
         if packet is not None and parts[4] in packet.overloads() and "out" not in parts[4]:
             return getattr(packet, parts[4])
-    raise UserError(
-        f"it uses the operator {target[:80]!r}, which is not allowed in an exported file",
-        hint="use build: {import: …} with --allow-code for this network",
-    )
+    hint = "use build: {import: …} with --allow-code for this network"
+    raise UserError(f"it uses the operator {target[:80]!r}, which is not allowed in an exported file", hint=hint)
 
 
 def _base_name(name: str) -> str:

@@ -1,6 +1,7 @@
 """A checkpoint file → its state dict, without running code and without trusting the sizes it claims."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import safetensors.torch
 import torch
 
 from ...errors import UserError, suggestion
-from .containers import binary_size, check_members, content_kind, existing_file, members_without_root, open_zip
-from .pickles import DAMAGE, PickleFacts, inspect_legacy, inspect_zip
+from ...sizes import format_bytes
+from .containers import check_file, check_members, content_kind, members_without_root, open_zip, refuse_above
+from .pickles import DAMAGE, PickleFacts, inspect_pickles
 
 USUAL_NAMES = ("state_dict", "model_state_dict", "model", "net", "weights")
 PICKLE_SUFFIXES = (".pt", ".pth", ".ckpt")
@@ -27,18 +29,13 @@ def load_state(
     memory: int,
 ) -> dict[str, torch.Tensor]:
     """The named CPU tensors in a .safetensors, .pt, .pth or .ckpt file."""
-    size = existing_file(path, WEIGHTS_FILE)
-    if size > memory:
-        raise UserError(
-            f"{path}: has {binary_size(size)}, more than the allowed memory ({binary_size(memory)})",
-            hint="raise --memory if the machine has it",
-        )
+    check_file(path, WEIGHTS_FILE, memory)
     if _format_of(path) == "safetensors":
         if key is not None:
-            raise UserError(
-                f"{path}: key '{key}' is set, but a safetensors file is flat", hint="remove key: from the spec"
-            )
-        state = _load_safetensors(path)
+            hint = "remove key: from the spec"
+            raise UserError(f"{path}: key '{key}' is set, but a safetensors file is flat", hint=hint)
+        with _damage_explained(path, "safetensors"):
+            state = safetensors.torch.load_file(path)
     else:
         state = _find_state(path, _load_pickled(path), key)
     _refuse_impossible(path, state, memory)
@@ -55,29 +52,28 @@ def _format_of(path: Path) -> str:
     if by_suffix and by_suffix != by_content:
         right_suffix = ".safetensors" if by_content == "safetensors" else ".pt"
         names = {"safetensors": "a safetensors file", "pickle": "a torch.save file"}
-        raise UserError(
-            f"{path}: is called {path.suffix}, but its content is {names[by_content]}",
-            hint=f"rename it to {path.with_suffix(right_suffix).name}",
-        )
+        hint = f"rename it to {path.with_suffix(right_suffix).name}"
+        raise UserError(f"{path}: is called {path.suffix}, but its content is {names[by_content]}", hint=hint)
     return by_content
 
 
-def _load_safetensors(path: Path) -> dict[str, torch.Tensor]:
+@contextmanager
+def _damage_explained(path: Path, kind: str) -> Iterator[None]:
     try:
-        return safetensors.torch.load_file(path)
+        yield
     except (safetensors.SafetensorError, *DAMAGE) as error:
-        raise UserError(
-            f"{path}: is a damaged or truncated safetensors file ({error})", hint="copy or save it again"
-        ) from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        hint = "copy or save it again"
+        raise UserError(f"{path}: is a damaged or truncated {kind} file ({reason})", hint=hint) from error
 
 
 def _load_pickled(path: Path) -> Any:
-    facts = _facts_of_zip(path) if content_kind(path) == "zip" else _facts_of_legacy(path)
-    _refuse_code(path, facts)
-    try:
+    with _damage_explained(path, "torch"):
+        facts = _facts_of_zip(path) if content_kind(path) == "zip" else _facts_of_legacy(path)
+        if wanted := facts.needs_code():
+            message = f"{path}: loading it would run code, which is refused; it needs {_some(wanted)}"
+            raise UserError(message, hint=RESAVE)
         return torch.load(path, map_location="cpu", weights_only=True)
-    except DAMAGE as error:
-        raise _damaged(path, error) from error
 
 
 def _facts_of_zip(path: Path) -> PickleFacts:
@@ -85,70 +81,43 @@ def _facts_of_zip(path: Path) -> PickleFacts:
         members = members_without_root(archive)
         _refuse_other_archives(path, members)
         check_members(path, archive)
-        try:
-            facts = inspect_zip(archive, members["data.pkl"])
-        except DAMAGE as error:
-            raise _damaged(path, error) from error
+        with archive.open(members["data.pkl"]) as file:
+            facts = inspect_pickles(file, 1)
         for storage, claimed in facts.storages.items():
             name = members.get(f"data/{storage}")
             found = archive.getinfo(name).file_size if name else 0
             # torch trusts the claimed size and would read past the end of a shorter record
             if claimed > found:
-                raise UserError(
-                    f"{path}: refused, storage {storage} claims {binary_size(claimed)} and has {binary_size(found)}",
-                    hint="the file is damaged or forged; save it again",
-                )
+                message = f"storage {storage} claims {format_bytes(claimed)} and has {format_bytes(found)}"
+                raise UserError(f"{path}: refused, {message}", hint="the file is damaged or forged; save it again")
     return facts
 
 
 def _refuse_other_archives(path: Path, members: Mapping[str, str]) -> None:
     if "constants.pkl" in members or any(name.startswith("code/") for name in members):
-        raise UserError(
-            f"{path}: is a TorchScript program (torch.jit.save), expected {WEIGHTS_FILE}",
-            hint="save only its weights: torch.save(torch.jit.load(FILE).state_dict(), 'weights.pt')",
-        )
+        hint = "save only its weights: torch.save(torch.jit.load(FILE).state_dict(), 'weights.pt')"
+        raise UserError(f"{path}: is a TorchScript program (torch.jit.save), expected {WEIGHTS_FILE}", hint=hint)
     if "models/model.json" in members or "archive_format" in members:
-        raise UserError(
-            f"{path}: is an exported program (torch.export), expected {WEIGHTS_FILE}",
-            hint=f"use it as the model itself: build: {{exported: {path.name}}}",
-        )
+        hint = f"use it as the model itself: build: {{exported: {path.name}}}"
+        raise UserError(f"{path}: is an exported program (torch.export), expected {WEIGHTS_FILE}", hint=hint)
     if "data.pkl" not in members:
         raise UserError(f"{path}: is a zip archive without a data.pkl, expected {WEIGHTS_FILE}", hint=RESAVE)
 
 
 def _facts_of_legacy(path: Path) -> PickleFacts:
-    try:
-        facts = inspect_legacy(path)
-    except DAMAGE as error:
-        raise _damaged(path, error) from error
+    with path.open("rb") as file:
+        facts = inspect_pickles(file, 5)  # magic number, protocol, system, object, storage keys
     claimed, size = sum(facts.storages.values()), path.stat().st_size
     if claimed > size:
-        raise UserError(
-            f"{path}: refused, its tensors claim {binary_size(claimed)}, the file has {binary_size(size)}",
-            hint="the file is truncated or forged; save it again",
-        )
+        message = f"{path}: refused, its tensors claim {format_bytes(claimed)}, the file has {format_bytes(size)}"
+        raise UserError(message, hint="the file is truncated or forged; save it again")
     return facts
 
 
-def _refuse_code(path: Path, facts: PickleFacts) -> None:
-    wanted = facts.needs_code()
-    if not wanted:
-        return
-    listed = ", ".join(wanted[:10]) + (f" ... and {len(wanted) - 10} more" if len(wanted) > 10 else "")
-    raise UserError(f"{path}: loading it would run code, which is refused; it needs {listed}", hint=RESAVE)
-
-
-def _damaged(path: Path, error: BaseException) -> UserError:
-    reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-    return UserError(f"{path}: is a damaged or truncated torch file ({reason})", hint="copy or save it again")
-
-
 def _is_state(value: Any) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and bool(value)
-        and all(isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in value.items())
-    )
+    if not isinstance(value, Mapping) or not value:
+        return False
+    return all(isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in value.items())
 
 
 def _find_state(path: Path, content: Any, key: str | None) -> dict[str, torch.Tensor]:
@@ -165,15 +134,11 @@ def _find_state(path: Path, content: Any, key: str | None) -> dict[str, torch.Te
     if len(candidates) == 1 and candidates[0] in USUAL_NAMES:
         return dict(content[candidates[0]])
     if candidates:
-        raise UserError(
-            f"{path}: holds tensors under {', '.join(map(repr, candidates))}; which of them are the weights?",
-            hint=f"choose one in the spec: weights: {{path: …, key: {candidates[0]}}}",
-        )
+        message = f"{path}: holds tensors under {', '.join(map(repr, candidates))}; which of them are the weights?"
+        raise UserError(message, hint=f"choose one in the spec: weights: {{path: …, key: {candidates[0]}}}")
     entries = ", ".join(f"'{name}' ({_describe(value)})" for name, value in list(content.items())[:10])
-    raise UserError(
-        f"{path}: it has no dict of named tensors, only {entries}",
-        hint="set weights.key (a dotted path reaches deeper, as in key: ema.model)",
-    )
+    hint = "set weights.key (a dotted path reaches deeper, as in key: ema.model)"
+    raise UserError(f"{path}: it has no dict of named tensors, only {entries}", hint=hint)
 
 
 def _at_key(path: Path, content: Any, key: str) -> Any:
@@ -183,10 +148,8 @@ def _at_key(path: Path, content: Any, key: str) -> Any:
     for part in key.split("."):
         if not isinstance(node, Mapping) or part not in node:
             known = [str(name) for name in node] if isinstance(node, Mapping) else []
-            raise UserError(
-                f"{path}: key '{key}': '{part}' is not there",
-                hint=suggestion(part, known[:50]) if known else f"it is inside {_describe(node)}",
-            )
+            hint = suggestion(part, known[:50]) if known else f"it is inside {_describe(node)}"
+            raise UserError(f"{path}: key '{key}': '{part}' is not there", hint=hint)
         node = node[part]
     return node
 
@@ -208,27 +171,21 @@ def _refuse_impossible(path: Path, state: Mapping[str, torch.Tensor], memory: in
             kind = "quantised" if tensor.is_quantized else f"on device {tensor.device} and has no values"
             raise UserError(f"{path}: '{name}' is {kind}, expected a plain dense tensor")
         size = tensor.numel() * tensor.element_size()
-        if size > tensor.untyped_storage().nbytes():
-            raise UserError(
-                f"{path}: refused, '{name}' {tuple(tensor.shape)} claims {binary_size(size)},"
-                f" but only {binary_size(tensor.untyped_storage().nbytes())} are stored for it",
-                hint="save a contiguous copy: tensor.contiguous()",
+        if size > (stored := tensor.untyped_storage().nbytes()):
+            message = (
+                f"'{name}' {tuple(tensor.shape)} claims {format_bytes(size)}, but {format_bytes(stored)} is stored"
             )
+            raise UserError(f"{path}: refused, {message}", hint="save a contiguous copy: tensor.contiguous()")
         total += size
-    if total > memory:
-        raise UserError(
-            f"{path}: its tensors need {binary_size(total)}, more than the allowed memory ({binary_size(memory)})",
-            hint="raise --memory if the machine has it",
-        )
+    refuse_above(memory, total, f"{path}: its tensors need")
 
 
 def _strip(path: Path, state: dict[str, torch.Tensor], prefix: str | None) -> dict[str, torch.Tensor]:
     if not prefix:
         return state
     if not any(name.startswith(prefix) for name in state):
-        raise UserError(
-            f"{path}: no key starts with strip_prefix '{prefix}'", hint=f"the keys are {_some(list(state))}"
-        )
+        hint = f"the keys are {_some(list(state))}"
+        raise UserError(f"{path}: no key starts with strip_prefix '{prefix}'", hint=hint)
     whole = prefix if prefix.endswith(".") else f"{prefix}."
     # 'module' means 'module.' if keys continue that way
     cut = whole if any(name.startswith(whole) for name in state) else prefix
@@ -257,4 +214,4 @@ def _with_new_names(
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:8]) + (f" ... and {len(names) - 8} more" if len(names) > 8 else "")
+    return ", ".join(names[:10]) + (f" ... and {len(names) - 10} more" if len(names) > 10 else "")

@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 from ...errors import UserError
+from ...sizes import format_bytes
 
 LEGACY_TORCH_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 LOCAL_HEADER_BYTES = 30
@@ -18,8 +19,8 @@ FOREIGN = {
 }
 
 
-def existing_file(path: Path, what: str) -> int:
-    """The size of `path` in bytes; refuses what cannot be a file of `what`."""
+def check_file(path: Path, what: str, memory: int) -> None:
+    """Refuse what cannot be a file of `what`, or is larger than the allowed memory."""
     if path.is_dir():
         raise UserError(f"{path}: is a folder, expected {what}")
     if not path.exists():
@@ -31,7 +32,14 @@ def existing_file(path: Path, what: str) -> int:
     size = path.stat().st_size
     if size == 0:
         raise UserError(f"{path}: is empty, expected {what}")
-    return size
+    refuse_above(memory, size, f"{path}: has")
+
+
+def refuse_above(memory: int, size: int, what: str) -> None:
+    """Refuse `size` bytes if more than `memory`; `what` begins the message."""
+    if size > memory:
+        message = f"{what} {format_bytes(size)}, more than the allowed memory ({format_bytes(memory)})"
+        raise UserError(message, hint="raise --memory if the machine has it")
 
 
 def _near_names(path: Path) -> str | None:
@@ -66,9 +74,8 @@ def open_zip(path: Path, what: str) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
-        raise UserError(
-            f"{path}: is a damaged or truncated zip archive ({error}), expected {what}", hint="copy or save it again"
-        ) from error
+        message = f"{path}: is a damaged or truncated zip archive ({error}), expected {what}"
+        raise UserError(message, hint="copy or save it again") from error
 
 
 def check_members(path: Path, archive: zipfile.ZipFile) -> None:
@@ -101,17 +108,5 @@ def _suspicious(path: Path, reason: str) -> UserError:
 def members_without_root(archive: zipfile.ZipFile) -> dict[str, str]:
     """Member name without the top folder of the archive → full name in the zip."""
     names = archive.namelist()
-    roots = {name.split("/", 1)[0] for name in names}
-    if len(roots) != 1:
-        return {name: name for name in names}
-    return {name.split("/", 1)[-1]: name for name in names}
-
-
-def binary_size(count: int) -> str:
-    """A number of bytes as text, such as 12.3 MiB."""
-    amount = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"
+    one_root = len({name.split("/", 1)[0] for name in names}) == 1
+    return {name.split("/", 1)[-1] if one_root else name: name for name in names}

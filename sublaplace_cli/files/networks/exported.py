@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UserError
+from ...sizes import format_bytes
 from .aten_graph import AtenGraph
-from .containers import binary_size, check_members, content_kind, existing_file, members_without_root, open_zip
+from .containers import check_file, check_members, content_kind, members_without_root, open_zip
 from .exported_graph import SCALAR_TYPES, free_early, graph_inputs, graph_steps, single_output, size
 
 EXPORTED_FILE = "a torch.export file (.pt2)"
@@ -29,12 +30,7 @@ MEMBERS = re.compile(
 
 def load_exported(path: Path, *, memory: int) -> nn.Module:
     """The network of a .pt2 file; its parameters have their exported names."""
-    stored = existing_file(path, EXPORTED_FILE)
-    if stored > memory:
-        raise UserError(
-            f"{path}: has {binary_size(stored)}, more than the allowed memory ({binary_size(memory)})",
-            hint="raise --memory if the machine has it",
-        )
+    check_file(path, EXPORTED_FILE, memory)
     kind = content_kind(path)
     if kind != "zip":
         raise UserError(f"{path}: is {'a ' + kind + ' file' if kind.isalpha() else kind}, expected {EXPORTED_FILE}")
@@ -43,15 +39,13 @@ def load_exported(path: Path, *, memory: int) -> nn.Module:
         members = members_without_root(archive)
         _refuse_other_members(path, archive, members)
         try:
-            return _network(path, archive, members)
+            return _network(archive, members)
         except UserError as error:
-            raise UserError(f"{path}: {error.message.removeprefix(f'{path}: ')}", hint=error.hint) from error
+            raise UserError(f"{path}: {error.message}", hint=error.hint) from error
         # raised by JSON that does not have the expected form
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError, RuntimeError) as error:
-            raise UserError(
-                f"{path}: its content is not what torch.export writes ({type(error).__name__}: {str(error)[:120]})",
-                hint=REEXPORT,
-            ) from error
+            message = f"its content is not what torch.export writes ({type(error).__name__}: {str(error)[:120]})"
+            raise UserError(f"{path}: {message}", hint=REEXPORT) from error
 
 
 def _refuse_other_members(path: Path, archive: zipfile.ZipFile, members: Mapping[str, str]) -> None:
@@ -68,7 +62,7 @@ def _refuse_other_members(path: Path, archive: zipfile.ZipFile, members: Mapping
         raise UserError(f"{path}: was written on a big-endian machine, expected little-endian", hint=REEXPORT)
 
 
-def _network(path: Path, archive: zipfile.ZipFile, members: Mapping[str, str]) -> nn.Module:
+def _network(archive: zipfile.ZipFile, members: Mapping[str, str]) -> nn.Module:
     program = json.loads(archive.read(members[GRAPH]))
     major = program["schema_version"]["major"]
     if major != SCHEMA_MAJOR:
@@ -76,23 +70,18 @@ def _network(path: Path, archive: zipfile.ZipFile, members: Mapping[str, str]) -
     module, graph = program["graph_module"], program["graph_module"]["graph"]
     tensors = _read_tensors(archive, members, WEIGHTS, "model_weights_config.json")
     constant_tensors = _read_tensors(archive, members, CONSTANTS, "model_constants_config.json")
-
     stored, constants, inputs = graph_inputs(module["signature"]["input_specs"], graph["tensor_values"])
     used = {name: (tensors | constant_tensors)[name] for name in stored.values()}
     steps = graph_steps(graph["nodes"], set(stored) | set(constants) | {i.name for i in inputs}, set(stored))
     output = single_output(module["signature"]["output_specs"])
-    return AtenGraph(
-        used, constants, stored, inputs, free_early(steps, output, set(stored)), output, set(constant_tensors)
-    ).eval()
+    steps = free_early(steps, output, set(stored))
+    return AtenGraph(used, constants, stored, inputs, steps, output, set(constant_tensors)).eval()
 
 
-def _read_tensors(
-    archive: zipfile.ZipFile, members: Mapping[str, str], folder: str, config_name: str
-) -> dict[str, Tensor]:
-    config = json.loads(archive.read(members[folder + config_name]))["config"]
+def _read_tensors(archive: zipfile.ZipFile, members: Mapping[str, str], folder: str, config: str) -> dict[str, Tensor]:
     read: dict[str, Tensor] = {}
     tensors: dict[str, Tensor] = {}
-    for name, entry in config.items():
+    for name, entry in json.loads(archive.read(members[folder + config]))["config"].items():
         if entry["use_pickle"] or entry["tensor_meta"] is None or not re.fullmatch(r"\w+_\d+", entry["path_name"]):
             raise UserError(f"stores '{name}' as a pickle, which would run code; expected a plain tensor")
         identity = json.dumps(entry, sort_keys=True)  # tied tensors have the same entry and stay one tensor
@@ -111,10 +100,10 @@ def _tensor(name: str, data: bytes, entry: Mapping[str, Any]) -> Tensor:
     offset = size(meta["storage_offset"])
     stored = len(data) // dtype.itemsize
     last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-    if math.prod(shape) > 0 and (last >= stored or math.prod(shape) > stored):
-        raise UserError(f"'{name}' {tuple(shape)} needs more than the {binary_size(len(data))} stored for it")
     if math.prod(shape) == 0:
         tensor = torch.empty(shape, dtype=dtype)
+    elif last >= stored or math.prod(shape) > stored:
+        raise UserError(f"'{name}' {tuple(shape)} needs more than the {format_bytes(len(data))} stored for it")
     else:
         flat = torch.frombuffer(bytearray(data), dtype=dtype, count=stored)
         tensor = flat.as_strided(shape, strides, offset).contiguous()

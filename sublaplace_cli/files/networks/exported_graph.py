@@ -1,6 +1,6 @@
 """The JSON graph of a torch.export file → checked steps for `aten_graph`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,28 +16,12 @@ DYNAMIC = (
     " where x has two or more rows"
 )
 # The numbers of torch._export.serde.schema.ScalarType
-SCALAR_TYPES = {
-    1: torch.uint8,
-    2: torch.int8,
-    3: torch.int16,
-    4: torch.int32,
-    5: torch.int64,
-    6: torch.float16,
-    7: torch.float32,
-    8: torch.float64,
-    12: torch.bool,
-    13: torch.bfloat16,
-}
+SCALAR_TYPES = {1: torch.uint8, 2: torch.int8, 3: torch.int16, 4: torch.int32, 5: torch.int64}
+SCALAR_TYPES |= {6: torch.float16, 7: torch.float32, 8: torch.float64, 12: torch.bool, 13: torch.bfloat16}
 MEMORY_FORMATS = {1: torch.contiguous_format, 2: torch.channels_last, 4: torch.preserve_format}
-PLAIN: dict[str, tuple[type, ...]] = {
-    "as_int": (int,),
-    "as_float": (int, float),
-    "as_bool": (bool,),
-    "as_string": (str,),
-    "as_ints": (list,),
-    "as_floats": (list,),
-    "as_bools": (list,),
-}
+PLAIN: dict[str, Any] = {"as_int": int, "as_float": (int, float), "as_bool": bool, "as_string": str}
+PLAIN |= dict.fromkeys(("as_ints", "as_floats", "as_bools"), list)
+SYMBOLIC = ("as_sym_int", "as_sym_float", "as_sym_bool")
 
 
 def graph_inputs(
@@ -106,10 +90,8 @@ def _refuse_training(target: str, arguments: list[tuple[str, Any, Any]], stored:
     training = any(argument == flag and value is True for argument, value, _ in arguments)
     changed = arguments[0][1] if arguments and name.endswith("_") else None
     if training or (isinstance(changed, Ref) and changed.name in stored):
-        raise UserError(
-            f"was exported in training mode ({name} changes or randomises values)",
-            hint="call model.eval() before exporting it",
-        )
+        hint = "call model.eval() before exporting it"
+        raise UserError(f"was exported in training mode ({name} changes or randomises values)", hint=hint)
 
 
 def _results(outputs: list[dict[str, Any]]) -> tuple[tuple[str, ...], bool]:
@@ -122,7 +104,7 @@ def _results(outputs: list[dict[str, Any]]) -> tuple[tuple[str, ...], bool]:
             several = True
         elif kind == "as_tensor":
             names.append(_text(content["name"]))
-        elif kind in ("as_sym_int", "as_sym_float", "as_sym_bool"):
+        elif kind in SYMBOLIC:
             names.append(_text(content["as_name"]))
         elif kind == "as_none":
             names.append("")  # no result, or an unused one
@@ -137,29 +119,9 @@ def _argument(argument: dict[str, Any], known: set[str]) -> Any:
         if not isinstance(value, PLAIN[kind]):
             raise UserError(f"has the argument {str(value)[:40]!r} where {kind} is declared")
         return _plain(value)
-    if kind == "as_none":
-        return None
-    if kind == "as_tensor":
-        return _known(value["name"], known)
-    if kind == "as_tensors":
-        return [_known(item["name"], known) for item in value]
-    if kind == "as_optional_tensors":
-        return [_argument(item, known) for item in value]
-    if kind == "as_optional_tensor":
-        return _argument(value, known)
-    if kind in ("as_sym_int", "as_sym_float", "as_sym_bool"):
-        return _symbolic(value, known)
-    if kind in ("as_sym_ints", "as_sym_floats", "as_sym_bools"):
-        return [_symbolic(item, known) for item in value]
-    if kind == "as_scalar_type":
-        return SCALAR_TYPES[value]
-    if kind == "as_memory_format":
-        return MEMORY_FORMATS[value]
-    if kind == "as_device":
-        return InputDevice()
-    if kind == "as_layout":
-        return torch.strided
-    raise UserError(f"has an argument of kind '{kind}', which is not supported", hint="use build: {import: …}")
+    if kind not in READERS:
+        raise UserError(f"has an argument of kind '{kind}', which is not supported", hint="use build: {import: …}")
+    return READERS[kind](value, known)
 
 
 def _plain(value: Any) -> Any:
@@ -171,6 +133,21 @@ def _plain(value: Any) -> Any:
 
 def _symbolic(value: dict[str, Any], known: set[str]) -> Any:
     return _known(value["as_name"], known) if "as_name" in value else _plain(next(iter(value.values())))
+
+
+READERS: dict[str, Callable[[Any, set[str]], Any]] = {
+    "as_none": lambda value, known: None,
+    "as_tensor": lambda value, known: _known(value["name"], known),
+    "as_tensors": lambda value, known: [_known(item["name"], known) for item in value],
+    "as_optional_tensor": lambda value, known: _argument(value, known),
+    "as_optional_tensors": lambda value, known: [_argument(item, known) for item in value],
+    **dict.fromkeys(SYMBOLIC, _symbolic),
+    **dict.fromkeys((f"{kind}s" for kind in SYMBOLIC), lambda value, known: [_symbolic(item, known) for item in value]),
+    "as_scalar_type": lambda value, known: SCALAR_TYPES[value],
+    "as_memory_format": lambda value, known: MEMORY_FORMATS[value],
+    "as_device": lambda value, known: InputDevice(),
+    "as_layout": lambda value, known: torch.strided,
+}
 
 
 def _known(name: Any, known: set[str]) -> Ref:

@@ -18,19 +18,25 @@ def build_imported(
 ) -> tuple[nn.Module, tuple[Path, ...]]:
     """The network that "package.module:function" returns, and the source files of its package."""
     function = load_function(target, field, allow_code, spec_folder)
-    with _import_path(spec_folder):
-        built = _call(function, args, target, field)
-    package = target.partition(":")[0].split(".")[0]
+    try:
+        with _import_path(spec_folder):
+            built = function(**args)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _raised(f"{target}({', '.join(f'{k}={v!r}' for k, v in args.items())})", error, field) from error
     if not isinstance(built, nn.Module):
         raise UserError(f"{field}: {target} returned a {type(built).__name__}, expected a torch.nn.Module")
     if any(parameter.is_meta for parameter in built.parameters()):
         raise UserError(f"{field}: {target} returned a network without values (device 'meta'), expected real ones")
-    return built, _source_files(sys.modules[package], spec_folder)
+    return built, _source_files(sys.modules[target.partition(":")[0].split(".")[0]], spec_folder)
 
 
 def load_function(target: str, field: str, allow_code: Sequence[str], spec_folder: Path) -> Any:
     """The function behind "package.module:function", if its package is allowed; `field` is for messages."""
-    module_name, function_name = _parts(target, field)
+    module_name, colon, function_name = target.partition(":")
+    if not colon or not all(part.isidentifier() for part in [*module_name.split("."), function_name]):
+        raise UserError(f"{field}: found '{target}', expected 'package.module:function'")
     package = module_name.split(".")[0]
     if package not in allow_code:
         raise UserError(
@@ -38,14 +44,7 @@ def load_function(target: str, field: str, allow_code: Sequence[str], spec_folde
             hint=f"if you trust it, add --allow-code {package} (or set SUBLAPLACE_ALLOW_CODE={package})",
         )
     with _import_path(spec_folder):
-        return _find(module_name, function_name, target, field)
-
-
-def _parts(target: str, field: str) -> tuple[str, str]:
-    module_name, colon, function_name = target.partition(":")
-    if not colon or not all(part.isidentifier() for part in [*module_name.split("."), function_name]):
-        raise UserError(f"{field}: found '{target}', expected 'package.module:function'")
-    return module_name, function_name
+        return _find(module_name, function_name, field)
 
 
 @contextmanager
@@ -60,33 +59,21 @@ def _import_path(folder: Path) -> Iterator[None]:
             sys.path.remove(entry)
 
 
-def _find(module_name: str, function_name: str, target: str, field: str) -> Any:
+def _find(module_name: str, function_name: str, field: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise UserError(f"{field}: importing {module_name} failed: {error}", hint="install it") from error
-        raise UserError(
-            f"{field}: there is no module '{error.name}'", hint="it must be in the folder of the spec or installed"
-        ) from error
+        hint = "it must be in the folder of the spec or installed"
+        raise UserError(f"{field}: there is no module '{error.name}'", hint=hint) from error
     except (Exception, SystemExit) as error:  # the user's code can raise anything
         raise _raised(f"importing {module_name}", error, field) from error
     if not callable(getattr(module, function_name, None)):
         known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        raise UserError(
-            f"{field}: module '{module_name}' has no function '{function_name}'",
-            hint=suggestion(function_name, known) if known else None,
-        )
+        hint = suggestion(function_name, known) if known else "define it there"
+        raise UserError(f"{field}: module '{module_name}' has no function '{function_name}'", hint=hint)
     return getattr(module, function_name)
-
-
-def _call(function: Any, args: Mapping[str, Any], target: str, field: str) -> Any:
-    try:
-        return function(**args)
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise _raised(f"{target}({', '.join(f'{k}={v!r}' for k, v in args.items())})", error, field) from error
 
 
 def _raised(what: str, error: BaseException, field: str) -> UserError:

@@ -4,46 +4,22 @@ import pickle
 import struct
 import zipfile
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, Any, ClassVar, Self
 
 ITEM_BYTES = {
-    "DoubleStorage": 8,
-    "FloatStorage": 4,
-    "HalfStorage": 2,
-    "BFloat16Storage": 2,
-    "LongStorage": 8,
-    "IntStorage": 4,
-    "ShortStorage": 2,
-    "CharStorage": 1,
-    "ByteStorage": 1,
-    "BoolStorage": 1,
-    "ComplexFloatStorage": 8,
+    **dict.fromkeys(("CharStorage", "ByteStorage", "BoolStorage", "UntypedStorage"), 1),
+    **dict.fromkeys(("HalfStorage", "BFloat16Storage", "ShortStorage"), 2),
+    **dict.fromkeys(("FloatStorage", "IntStorage"), 4),
+    **dict.fromkeys(("DoubleStorage", "LongStorage", "ComplexFloatStorage"), 8),
     "ComplexDoubleStorage": 16,
-    "UntypedStorage": 1,
 }
-
 # Only for the message: torch.load(weights_only=True) decides whether a global may be used.
-HARMLESS = {"collections.OrderedDict", "collections.Counter", "torch.nn.parameter.Parameter", "torch.Size"}
-HARMLESS |= {"torch.device", "torch.Tensor"}
 TORCH_DTYPES = {"float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"}
-
+HARMLESS = {"collections.OrderedDict", "collections.Counter", "torch.nn.parameter.Parameter"}
+HARMLESS |= {f"torch.{name}" for name in ("Size", "device", "Tensor", *ITEM_BYTES, *TORCH_DTYPES)}
 # The exceptions that a damaged pickle can cause; any other one would be our bug.
-DAMAGE = (
-    pickle.UnpicklingError,
-    EOFError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    AssertionError,
-    RuntimeError,
-    MemoryError,
-    OSError,
-    struct.error,
-    zipfile.BadZipFile,
-)
+_WRONG_CONTENT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError)
+DAMAGE = (*_WRONG_CONTENT, pickle.UnpicklingError, struct.error, zipfile.BadZipFile, EOFError, OSError, MemoryError)
 
 
 @dataclass
@@ -55,14 +31,7 @@ class PickleFacts:
 
     def needs_code(self) -> list[str]:
         """The globals that are more than tensors and containers."""
-        return sorted(name for name in self.globals if not _harmless(name))
-
-
-def _harmless(name: str) -> bool:
-    module, _, attribute = name.rpartition(".")
-    if module == "torch":
-        return name in HARMLESS or attribute in ITEM_BYTES or attribute in TORCH_DTYPES
-    return name in HARMLESS or (module == "torch._utils" and attribute.startswith("_rebuild_"))
+        return sorted(name for name in self.globals - HARMLESS if not name.startswith("torch._utils._rebuild_"))
 
 
 class _Inert(dict[Any, Any]):
@@ -77,17 +46,10 @@ class _Inert(dict[Any, Any]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
 
-    def __setstate__(self, state: Any) -> None:
-        pass
-
     def append(self, item: Any) -> None:
         pass
 
-    def extend(self, items: Any) -> None:
-        pass
-
-    def add(self, item: Any) -> None:
-        pass
+    __setstate__ = extend = add = append
 
 
 # The pure Python unpickler: its memo is a dict, while the C one allocates up to any index in the file.
@@ -122,18 +84,9 @@ class _Inspector(pickle._Unpickler):
         return _Inert()
 
 
-def inspect_zip(archive: zipfile.ZipFile, member: str) -> PickleFacts:
-    """The facts of the pickle `member` of an opened archive."""
+def inspect_pickles(file: IO[bytes], count: int) -> PickleFacts:
+    """The facts of `count` pickles, one after the other in `file`."""
     facts = PickleFacts()
-    with archive.open(member) as file:
+    for _ in range(count):
         _Inspector(file, facts).load()
-    return facts
-
-
-def inspect_legacy(path: Path) -> PickleFacts:
-    """The facts of a torch file from before 1.6: magic number, protocol, system, object, storage keys."""
-    facts = PickleFacts()
-    with path.open("rb") as file:
-        for _ in range(5):
-            _Inspector(file, facts).load()
     return facts

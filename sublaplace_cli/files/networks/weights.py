@@ -30,10 +30,8 @@ def checked_weights(
             _listing("unexpected", unexpected, lambda name: _shape(state[name])),
             _listing("wrong shape", wrong, lambda n: f"{_shape(found[n])}, expected {_shape(expected[n])}"),
         ]
-        raise UserError(
-            f"{path}: the weights do not fit {field}.build\n" + "\n".join(filter(None, problems)),
-            hint=_hint(state, expected, missing, unexpected, wrong),
-        )
+        message = f"{path}: the weights do not fit {field}.build\n" + "\n".join(filter(None, problems))
+        raise UserError(message, hint=_hint(state, expected, missing, unexpected, wrong))
     for name, tensor in found.items():
         _check_values(path, name, tensor, expected[name])
     return found
@@ -88,10 +86,8 @@ def _check_values(path: Path, name: str, tensor: Tensor, expected: Tensor) -> No
         raise UserError(f"{path}: '{name}' holds {tensor.dtype} values, expected {expected.dtype}")
     if tensor.is_floating_point() and not torch.isfinite(tensor).all():
         count = int((~torch.isfinite(tensor)).sum())
-        raise UserError(
-            f"{path}: '{name}' has {count} values that are NaN or infinite, expected finite weights",
-            hint="the training diverged, or the file is damaged; use an earlier checkpoint",
-        )
+        message = f"{path}: '{name}' has {count} values that are NaN or infinite, expected finite weights"
+        raise UserError(message, hint="the training diverged, or the file is damaged; use an earlier checkpoint")
 
 
 def _listing(title: str, names: list[str], detail: Callable[[str], str]) -> str:

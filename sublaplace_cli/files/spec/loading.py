@@ -47,10 +47,8 @@ class LoadedSpec:
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name too long, a NUL
             raise UserError(f"{self._prefix(field)}: cannot follow the path {_printable(value)}: {error}") from None
         if not (inside or allow_outside):
-            raise UserError(
-                f"{self._prefix(field)}: the path {_printable(value)} leads out of the folder {self.folder}",
-                hint="move the file into that folder, or allow it with --allow-outside",
-            )
+            message = f"{self._prefix(field)}: the path {_printable(value)} leads out of the folder {self.folder}"
+            raise UserError(message, hint="move the file into that folder, or allow it with --allow-outside")
         return path
 
     def _prefix(self, field: str) -> str:
@@ -65,10 +63,8 @@ def find_spec(start: Path) -> Path:
     for candidate in (folder, *folder.parents):
         if os.path.isfile(candidate / SPEC_NAME):
             return candidate / SPEC_NAME
-    raise UserError(
-        f"no {SPEC_NAME} in {_printable(str(folder))} or any folder above it",
-        hint="give one with --spec FILE, or run in the folder of one",
-    )
+    hint = "give one with --spec FILE, or run in the folder of one"
+    raise UserError(f"no {SPEC_NAME} in {_printable(str(folder))} or any folder above it", hint=hint)
 
 
 def load_spec(path: Path) -> LoadedSpec:
@@ -95,10 +91,8 @@ def _read(path: Path) -> bytes:
             content = file.read(MAX_SPEC_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise UserError(
-            f"cannot read the spec {_printable(str(path))}: {reason}",
-            hint=f"expected a YAML file; give one with --spec FILE (default: the nearest {SPEC_NAME})",
-        ) from None
+        hint = f"expected a YAML file; give one with --spec FILE (default: the nearest {SPEC_NAME})"
+        raise UserError(f"cannot read the spec {_printable(str(path))}: {reason}", hint=hint) from None
     if len(content) > MAX_SPEC_BYTES:
         problem = YamlProblem(Mark(1, 1), (), "the file is larger than 1 MiB; a spec is a short text")
         raise SpecError((_line(path, problem),))

@@ -290,6 +290,16 @@ def test_like_skips_the_checks_and_gives_the_same_bits(name, hold, monkeypatch):
 
 
 @pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("hold", [True, False])
+@pytest.mark.parametrize("rows_per_pass", [1, 5, 23, 100])
+def test_the_rows_of_a_pass_do_not_matter(name, hold, rows_per_pass):
+    model, train, *_ = case_named(name).make()
+    rows = jacobian(model, train, hold=hold, rows_per_pass=rows_per_pass)
+    assert_close(rows.outputs, dense(name, "equal").f, 1e-12)
+    assert_close(written_out(rows), dense(name, "equal").J, 1e-9)
+
+
+@pytest.mark.parametrize("name", FEW)
 @each_prior
 def test_a_dense_jacobian_gives_the_same_posterior(name, prior):
     known, (omega, test) = dense(name, prior), public(name, prior)
@@ -326,6 +336,7 @@ REFUSED = {
     "no rows": (lambda: jacobian(mlp_of(), ROWS[:0]), "no rows"),
     "no rows, streamed": (lambda: jacobian(mlp_of(), ROWS[:0], hold=False), "no rows"),
     "like another network": (lambda: jacobian(mlp_of(), ROWS, like=jacobian(mlp_of(), ROWS)), "another network"),
+    "no row per pass": (lambda: jacobian(mlp_of(), ROWS, rows_per_pass=0), "rows_per_pass = 0"),
     "two dimensions": (lambda: dense_jacobian(random_matrix(9, 5)), r"\(9, 5\)"),
     "outputs of other rows": (lambda: dense_jacobian(random_matrix(9, 1, 5), random_matrix(8, 1)), r"\(8, 1\)"),
     "three logits of a binary task": (lambda: precision(jacobian(mlp_of(3), ROWS), Binary()), "needs one output"),

@@ -1,4 +1,4 @@
-"""The paper's studies in their quick form: they run, go on where they were, and count what they say."""
+"""The paper's studies with small settings: they run, resume where they stopped, and count their claims correctly."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_table_takes_a_run_once_and_keeps_what_is_there(table):
 
 @pytest.mark.parametrize("cut", range(1, 12))
 def test_a_run_that_was_written_in_part_is_done_again(table, cut):
-    """Two lines of seed 1, cut in the midst of the second: both go, seed 0 stays."""
+    """Two lines of seed 1, the second one incomplete: both are removed, seed 0 stays."""
     table.add([{"method": "greedy", "seed": 0, "w2": 0.5}])
     before = table.path.read_text()
     lines = [{"method": "greedy", "seed": 1, "w2": 0.25}, {"method": "greedy", "seed": 1, "w2": 0.75}]
@@ -135,7 +135,7 @@ def test_two_at_once_do_every_run_once(tmp_path):
     words = [sys.executable, "-W", "ignore", str(PAPER / "main.py"), "theory", "--quick", "--results", str(tmp_path)]
     both = [subprocess.Popen(words, env=ENVIRONMENT, stderr=subprocess.DEVNULL) for _ in range(2)]
     assert [one.wait(120) for one in both] == [0, 0]
-    lines = [(q["dataset"], q["seed"], q["method"], q["k"]) for q in lines_of(tmp_path / "theory.csv")]
+    lines = [(line["dataset"], line["seed"], line["method"], line["k"]) for line in lines_of(tmp_path / "theory.csv")]
     assert len(lines) == len(set(lines)) > 40
 
 
@@ -170,7 +170,7 @@ def test_a_grown_network_is_the_same_function_and_one_logit_tells_the_groups_apa
     monkeypatch.syspath_prepend(str(PAPER))
     from cifar_training import augmented, grown, one_logit
 
-    from sublaplace_cli.architectures.cifar_resnet import cifar_resnet
+    from sublaplace_cli import cifar_resnet
 
     torch.manual_seed(0)
     small, x = cifar_resnet(depth=20, out=10, shortcut="A").eval(), torch.randn(5, 3, 32, 32)
@@ -188,7 +188,7 @@ def test_a_grown_network_is_the_same_function_and_one_logit_tells_the_groups_apa
     inner = moved[:, 0, 8:24, 8:24]  # away from the edge: each pixel comes from a place up to four away
     down, right = (inner // 32)[:, 0, 0] - 8, inner % 32
     assert set(down.long().tolist()) == set(range(-4, 5))
-    assert {round(float(q)) for q in (right[:, 0, 1] - right[:, 0, 0])} == {-1, 1}  # flipped or not
+    assert {round(float(step)) for step in (right[:, 0, 1] - right[:, 0, 0])} == {-1, 1}  # flipped or not
 
 
 def test_the_claim_about_the_wheel_is_counted(monkeypatch):

@@ -21,11 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 from cifar_training import MEAN, STD, UPPER, normalised, train, weights_name
-from common import METRICS, PAPER_K, Place, evaluate, metric_lines, pending, save_weights, write_spec
+from common import METRICS, PAPER_K, Notes, Place, evaluate, metric_lines, pending, save_weights, write_spec
 from safetensors.torch import load_file
 
-from sublaplace_cli.architectures.cifar_resnet import cifar_resnet
-from sublaplace_cli.cli.console import Console
+from sublaplace_cli import cifar_resnet
 
 NAME = "cifar"
 PAPER_METHODS = ("gradient", "greedy", "subnet-diagonal", "last-k", "neural-linear")
@@ -77,7 +76,7 @@ def runs(place: Place) -> Iterator[Run]:
 
 
 def run(place: Place) -> None:
-    """What is not there yet."""
+    """All runs that are not in the table yet."""
     table = place.table(NAME, COLUMNS, ("dataset", "model", "n_train"))
     for one, folder in pending(place, NAME, table, runs(place)):
         table.add(list(evaluated(place, one, folder)))
@@ -92,10 +91,10 @@ def evaluated(place: Place, one: Run, folder: Path) -> Iterator[dict[str, Any]]:
         made(folder)
     spec = write_spec(folder, spec_of(place, data, one, folder))
     ks = PAPER_K[:2] if place.quick else PAPER_K
-    # Ten classes have 20,000 rows of A: products in float32, with the tool's own check of what that costs.
-    # That many rows of that many columns do not stay in memory: greedy has the paper's 2k + 1,000 candidates.
+    # Ten classes give A 20,000 rows: products in float32, whose error the tool checks. The columns of all
+    # candidates do not fit into memory: greedy has the paper's 2k + 1,000 candidates.
     options = {"gram_dtype": "float32", "pool": "paper"} if one.ten else {}
-    report = Console(quiet=place.quick)  # hours of work want to be seen
+    reporter = None if place.quick else Notes()  # a run takes hours: show what it does
     measured = {"run_seconds": None, "threads": torch.get_num_threads()}
     for rescale in ("none",) if one.ten else ("none", "scale", "hybrid"):
         methods = TEN_CLASS_METHODS if one.ten else METHODS if rescale == "none" else RESCALED
@@ -103,8 +102,8 @@ def evaluated(place: Place, one: Run, folder: Path) -> Iterator[dict[str, Any]]:
         file.unlink(missing_ok=True)
         fresh, start = not (folder / "run").exists(), time.perf_counter()
         files = {"run_dir": folder / "run", "max_artifact": "32GiB", "predictions": file if one.ten else None}
-        result = evaluate(spec, methods, ks, report, rescale=rescale, **files, **options)
-        if fresh:  # what goes on from before has no time of its own
+        result = evaluate(spec, methods, ks, reporter, rescale=rescale, **files, **options)
+        if fresh:  # the time of a resumed run would be too short
             measured["run_seconds"] = round(time.perf_counter() - start, 1)
         common = {"dataset": one.dataset, "model": one.model, "seed": 0, "rescale": rescale}
         common |= {key: result[key] for key in ("n_params", "n_train", "n_test")}
@@ -114,7 +113,7 @@ def evaluated(place: Place, one: Run, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def coverage_by_class(file: Path, oracle: np.ndarray) -> Mapping[tuple[str, int | None], dict[str, float]]:
-    """Share of the oracle's logits within 1.96 σ, for each class apart, of every method in a file of predictions."""
+    """Share of the oracle's logits within 1.96 σ, per class, of every method in a file of predictions."""
     found: dict[tuple[str, int | None], list[list[bool]]] = {}
     with open(file, newline="") as opened:
         for line in csv.DictReader(opened):
@@ -139,7 +138,7 @@ def oracle_outputs(data: Path, one: Run) -> np.ndarray:
 
 
 def made(folder: Path) -> None:
-    """Images and weights of the same names, for a quick look without the data."""
+    """Random images and weights in files of the same names, for quick runs without the data."""
     rng = np.random.default_rng(0)
     images = {
         f"{what}_{split}": rng.integers(0, 256 if what == "x" else CLASSES, size=shape, dtype=np.uint8)
@@ -157,7 +156,7 @@ def oracle_depth(one: Run) -> int:
     return 20 if one.depth == 56 else 56
 
 
-def given_network(data: Path, depth: int, ten: bool) -> dict[str, Any]:
+def ten_class_network(data: Path, depth: int, ten: bool) -> dict[str, Any]:
     build = {"arch": "cifar_resnet", "args": {"depth": depth, "out": CLASSES, "shortcut": "A"}}
     wrap = {} if ten else {"wrap": {"binary-logodds": {"classes": list(UPPER)}}}
     return {"build": build, "weights": {"path": str(data / weights_name(depth))}} | wrap
@@ -180,7 +179,9 @@ def two_groups(data: Path, folder: Path) -> Path:
 
 def spec_of(place: Place, data: Path, one: Run, folder: Path) -> dict[str, Any]:
     single = one.dataset == "single-logit"
-    model = single_logit_network(place, data, one.depth, folder) if single else given_network(data, one.depth, one.ten)
+    model = (
+        single_logit_network(place, data, one.depth, folder) if single else ten_class_network(data, one.depth, one.ten)
+    )
     return {
         "version": 1,
         "task": "multiclass" if one.ten else "binary",
@@ -199,5 +200,5 @@ def spec_of(place: Place, data: Path, one: Run, folder: Path) -> dict[str, Any]:
             },
         },
         "posterior": {"prior_precision": 1.0},
-        "oracle": given_network(data, oracle_depth(one), one.ten),
+        "oracle": ten_class_network(data, oracle_depth(one), one.ten),
     }

@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sublaplace_cli.architectures.cifar_resnet import CifarResNet, cifar_resnet
+from sublaplace_cli import cifar_resnet
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-GIVEN = (20, 56)  # depths of the ten-class checkpoints
+TRAINED = (20, 56)  # depths of the ten-class checkpoints
 UPPER = (5, 6, 7, 8, 9)
 BATCH, RATE, PADDING = 128, 0.01, 4
 EPOCHS = {20: 5, 56: 3, 110: 2}
@@ -32,11 +32,11 @@ def weights_name(depth: int) -> str:
 
 
 def train(data: Path, depth: int, out: Path, quick: bool) -> None:
-    """Fine-tune and save, unless that is done."""
+    """Fine-tune and save, unless the file exists."""
     if out.exists():
         return
     torch.manual_seed(0)
-    start = max(given for given in GIVEN if given <= depth)
+    start = max(trained for trained in TRAINED if trained <= depth)
     ten = cifar_resnet(depth=start, out=10, shortcut="A")
     ten.load_state_dict(load_file(data / weights_name(start)))
     model = one_logit(ten if start == depth else grown(ten, depth))
@@ -47,8 +47,8 @@ def train(data: Path, depth: int, out: Path, quick: bool) -> None:
     save_weights(model, out)
 
 
-def one_logit(model: CifarResNet) -> CifarResNet:
-    """The same network with one output; its head begins as the difference of the two groups' mean class weights."""
+def one_logit(model: nn.Module) -> nn.Module:
+    """The same network with one output; its head starts as the difference of the two groups' mean class weights."""
     old, new = model.linear, nn.Linear(64, 1)
     side = torch.full((old.out_features,), -1 / (old.out_features - len(UPPER)))
     side[list(UPPER)] = 1 / len(UPPER)
@@ -59,18 +59,18 @@ def one_logit(model: CifarResNet) -> CifarResNet:
     return model
 
 
-def grown(model: CifarResNet, depth: int) -> CifarResNet:
-    """The same function with more blocks: the new ones, spread between the old, begin with γ = 0 in their last
-    normalisation, and relu(x + 0) = x where x is the outcome of a relu."""
+def grown(model: nn.Module, depth: int) -> nn.Module:
+    """The same function with more blocks: the new ones, distributed between the old, start with γ = 0 in their last
+    normalisation, and relu(x + 0) = x where x is the output of a relu."""
     deep = cifar_resnet(depth=depth, out=model.linear.out_features, shortcut="A")
     for name in ("conv1", "bn1", "linear"):
         getattr(deep, name).load_state_dict(getattr(model, name).state_dict())
     for stage in ("layer1", "layer2", "layer3"):
         old, new = getattr(model, stage), getattr(deep, stage)
-        places = {i * len(new) // len(old): block for i, block in enumerate(old)}
-        for place, block in enumerate(new):
-            if place in places:
-                block.load_state_dict(places[place].state_dict())
+        copied = {i * len(new) // len(old): block for i, block in enumerate(old)}
+        for i, block in enumerate(new):
+            if i in copied:
+                block.load_state_dict(copied[i].state_dict())
             else:
                 nn.init.zeros_(block.bn2.weight)
     return deep
@@ -97,7 +97,7 @@ def finetune(model: nn.Module, images: Tensor, labels: Tensor, epochs: int) -> N
 
 
 def augmented(images: Tensor) -> Tensor:
-    """Each image flipped or not, and moved by up to four pixels each way."""
+    """Each image flipped with probability 1/2 and shifted by up to four pixels in each direction."""
     count, _, height, width = images.shape
     padded = F.pad(images.float(), (PADDING,) * 4, mode="reflect")
     down, right = torch.randint(2 * PADDING + 1, (2, count, 1))

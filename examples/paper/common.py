@@ -1,4 +1,4 @@
-"""What the studies share: where things are, results that grow a run at a time, and calls of the tool."""
+"""What the studies share: paths, result tables that grow by one run at a time, and calls of the tool."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import csv
 import fcntl
 import io
 import os
+import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,13 +19,11 @@ import yaml
 from safetensors.torch import save_file
 from torch import nn
 
-from sublaplace_cli.render.text import json_text
-from sublaplace_cli.steps.commands import run_command
-from sublaplace_cli.steps.settings import Reporter, Settings, Silent
+from sublaplace_cli import run_command
 
 
 class Keyed(Protocol):
-    """A run of a study, known by the cells of its key columns."""
+    """A run of a study, identified by the cells of its key columns."""
 
     @property
     def key(self) -> tuple[str, ...]: ...
@@ -54,9 +54,9 @@ METRICS = (
 class Place:
     """Where a study reads and writes."""
 
-    data: Path | None  # the user's data, where it was given
+    data: Path | None  # the user's data folder, if there is one
     results: Path  # <study>.csv
-    work: Path  # checkpoints and run folders, to go on from
+    work: Path  # checkpoints and run folders, for resuming
     quick: bool
 
     def table(self, study: str, columns: Sequence[str], key: Sequence[str]) -> Results:
@@ -65,11 +65,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Results:
-    """A CSV that grows by the lines of one run at a time; what is there is not done again."""
+    """A CSV that grows by the lines of one run at a time; runs that are in it are not repeated."""
 
     path: Path
     columns: tuple[str, ...]
-    key: tuple[str, ...]  # the columns that say which run a line belongs to
+    key: tuple[str, ...]  # the columns that identify the run of a line
 
     def done(self) -> set[tuple[str, ...]]:
         if not self.path.exists():
@@ -79,7 +79,7 @@ class Results:
             return self._keys(self._whole_runs(file.read()))
 
     def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """All lines of a run in one write, so that none is there in part; nothing if the run is there already."""
+        """Write all lines of a run at once, so that no run is there in part; skip a run that is there already."""
         out = io.StringIO()
         writer = csv.DictWriter(out, self.columns, lineterminator="\n", extrasaction="raise")
         writer.writerows([{name: _cell(value) for name, value in line.items()} for line in lines])
@@ -105,9 +105,9 @@ class Results:
         return {tuple(line[name] for name in self.key) for line in csv.DictReader(io.StringIO(text, newline=""))}
 
     def _whole_runs(self, text: str) -> str:
-        """The text without a run that a full disk or a power cut left in part, which ends in the midst of a line."""
+        """The text without the last run, where a full disk or a power cut left it incomplete (no final newline)."""
         if text and not text.startswith(self._header()):
-            raise SystemExit(f"{self.path}: its columns are not those of this study; move it away to begin anew")
+            raise SystemExit(f"{self.path}: its columns are not those of this study; move it away to start again")
         if not text or text.endswith("\n"):
             return text
         lines = text.splitlines(keepends=True)[:-1]
@@ -118,13 +118,13 @@ class Results:
 
 
 def _cell(value: Any) -> Any:
-    """Eight digits are more than any difference between machines leaves."""
+    """Floats to eight digits: more than agree between machines."""
     return "" if value is None else f"{value:.8g}" if isinstance(value, float) else value
 
 
 @contextmanager
 def claimed(place: Place, name: str, wait: bool = False) -> Iterator[Path | None]:
-    """A folder for one run, or None if another process is at it (unless that is waited for)."""
+    """A folder for one run, or None if another process works on it; with `wait`, after that one has finished."""
     folder = place.work / name
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
@@ -137,7 +137,7 @@ def claimed(place: Place, name: str, wait: bool = False) -> Iterator[Path | None
 
 
 def pending(place: Place, study: str, table: Results, runs: Iterable[AnyRun]) -> Iterator[tuple[AnyRun, Path]]:
-    """The runs that are not in the table and that nobody else is at, each with a folder of its own."""
+    """The runs that are not in the table and that no other process works on, each with its own folder."""
     known = table.done()
     for one in runs:
         if one.key in known:
@@ -148,7 +148,7 @@ def pending(place: Place, study: str, table: Results, runs: Iterable[AnyRun]) ->
 
 
 def save_weights(model: nn.Module, path: Path) -> None:
-    """Beside, then renamed: a checkpoint that is there is complete."""
+    """Write to another name, then rename: a checkpoint that exists is complete."""
     part = path.with_suffix(".part")
     save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, part)
     part.replace(path)
@@ -160,22 +160,58 @@ def write_spec(folder: Path, spec: Mapping[str, Any]) -> Path:
     return path
 
 
+class Notes:
+    """A reporter for long commands: notes, warnings and progress as lines on stderr."""
+
+    def note(self, text: str) -> None:
+        sys.stderr.write(f"{text}\n")
+
+    def detail(self, text: str) -> None:
+        pass
+
+    def warn(self, text: str) -> None:
+        self.note(f"warning: {text}")
+
+    def progress(self, label: str, total: int) -> ProgressNotes:
+        return ProgressNotes(label, total)
+
+
+class ProgressNotes:
+    """How much is done, one line every ten seconds."""
+
+    def __init__(self, label: str, total: int) -> None:
+        self.label, self.total, self.done, self.reported = label, total, 0, time.monotonic()
+
+    def advance(self, amount: int) -> None:
+        self.done += amount
+        if time.monotonic() - self.reported > 10.0:
+            self.reported = time.monotonic()
+            sys.stderr.write(f"{self.label}: {self.done} of {self.total}\n")
+
+    def __enter__(self) -> ProgressNotes:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+
 def evaluate(
-    spec: Path, methods: Sequence[str], ks: Sequence[int] = (), report: Reporter | None = None, **options: Any
+    spec: Path, methods: Sequence[str], ks: Sequence[int] = (), reporter: Notes | None = None, **options: Any
 ) -> dict[str, Any]:
-    """`sublaplace evaluate`, as a library call: the result as `--json` prints it; `report` says how far it is."""
-    settings = Settings(
+    """`sublaplace evaluate` in this process: the result as `--json` prints it."""
+    return run_command(
+        "evaluate",
         spec=spec,
         method=",".join(methods),
         k=",".join(map(str, ks)) or None,
         allow_outside=True,
+        reporter=reporter,
         **{"max_artifact": "1GiB", **options},
     )
-    return run_command("evaluate", settings, report or Silent(), json_text).result
 
 
 def metric_lines(result: Mapping[str, Any], **first: Any) -> list[dict[str, Any]]:
-    """A line for each row of a result."""
+    """One line per row of a result."""
     return [{**first, "method": row["method"], "k": row["k"]} | {m: row[m] for m in METRICS} for row in result["rows"]]
 
 

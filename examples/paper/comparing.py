@@ -82,7 +82,7 @@ def compared(lines: Sequence[Line], *cell: str) -> str:
 
 def passing_kfac(lines: Sequence[Line], *cell: str) -> str:
     """From which k on `gradient` is closer than `kfac`."""
-    sizes = {tuple(q[name] for name in cell): int(q["n_params"]) for q in lines}
+    sizes = {tuple(line[name] for name in cell): int(line["n_params"]) for line in lines}
     rows = []
     for where, found in Means(lines, *cell).pairs(("gradient", PLAIN), ("kfac", PLAIN), lambda k, size: True).items():
         closer = [k for k, own, kfac in found if own < kfac]
@@ -122,10 +122,12 @@ def magnitude_claim(setup: str, lines: Sequence[Line], *cell: str) -> Claim:
 def coverage_claims(setup: str, lines: Sequence[Line], *cell: str) -> list[Claim]:
     covered = {
         key: mean_and_error(group, "coverage95")[0]
-        for key, group in grouped([{"rescale": PLAIN} | q for q in lines], *cell, "rescale", "k", "method").items()
+        for key, group in grouped(
+            [{"rescale": PLAIN} | line for line in lines], *cell, "rescale", "k", "method"
+        ).items()
     }
     diagonal = [key for key in covered if key[-1] == "subnet-diagonal"]
-    under = Count(sum(covered[q] < 0.95 for q in diagonal), len(diagonal))
+    under = Count(sum(covered[cell] < 0.95 for cell in diagonal), len(diagonal))
     found = [("`subnet-diagonal` covers less than 95 %", setup, under)]
     for rival in ("subnet-diagonal", "last-k"):
         gaps = [
@@ -140,7 +142,7 @@ def coverage_claims(setup: str, lines: Sequence[Line], *cell: str) -> list[Claim
 
 def kfac_claims(setup: str, lines: Sequence[Line], *cell: str) -> list[Claim]:
     """Cells in which the paper's methods pass `kfac` at a moderate size."""
-    sizes = {tuple(q[name] for name in cell): int(q["n_params"]) for q in lines}
+    sizes = {tuple(line[name] for name in cell): int(line["n_params"]) for line in lines}
     means, found = Means(lines, *cell), []
     for method, (said, share) in itertools.product(("gradient", "greedy"), MODERATE.items()):
         pairs = means.pairs((method, PLAIN), ("kfac", PLAIN), lambda k, size: True)
@@ -153,14 +155,14 @@ def kfac_claims(setup: str, lines: Sequence[Line], *cell: str) -> list[Claim]:
 
 def best_of(lines: Sequence[Line]) -> str:
     """How often each plain method of k is the best of them, over the replications."""
-    plain = [q for q in lines if q["rescale"] == PLAIN and q["method"] in OF_K]
-    ks = sorted({int(q["k"]) for q in plain})
+    plain = [line for line in lines if line["rescale"] == PLAIN and line["method"] in OF_K]
+    ks = sorted({int(line["k"]) for line in plain})
     wins: Counter[tuple[str, int, str]] = Counter()
     runs: Counter[int] = Counter()
     for (_, _, _, k), own in grouped(plain, "dataset", "model", "seed", "k").items():
         runs[int(k)] += 1
         for metric in ("w2", "discrepancy"):
-            wins[min(own, key=lambda q: float(q[metric]))["method"], int(k), metric] += 1
+            wins[min(own, key=lambda line: float(line[metric]))["method"], int(k), metric] += 1
     rows = [
         [f"`{method}`", *(f"{wins[method, k, 'w2']} / {wins[method, k, 'discrepancy']}" for k in ks)] for method in OF_K
     ]

@@ -93,7 +93,7 @@ def curves(rows: Sequence[Sequence[tuple[str, Sequence[Line], str]]], path: Path
     figure, axes = plt.subplots(len(rows), width, figsize=size, squeeze=False, layout="constrained")
     for row, line_of_axes in zip(rows, axes, strict=True):
         for (title, lines, metric), axis in zip(row, line_of_axes, strict=True):
-            groups = grouped([{"rescale": PLAIN} | q for q in lines if q[metric] != ""], "method", "rescale")
+            groups = grouped([{"rescale": PLAIN} | line for line in lines if line[metric] != ""], "method", "rescale")
             for way in ways:
                 if (way[0], metric) != ("full", "w2"):  # which is 0 but for rounding
                     draw(axis, groups.get(way, []), way, metric)

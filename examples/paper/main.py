@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 from common import HERE, Place
 
-from sublaplace_cli.cli.console import Console
-from sublaplace_cli.errors import SublaplaceError
+from sublaplace_cli import SublaplaceError
 
 STUDIES = ("theory", "uci", "year", "cifar", "wheel")
 FIGURES = "figures"  # pictures and RESULTS.md from the tables that are there
@@ -25,21 +24,21 @@ def main() -> None:
         prog="bash examples/paper/run", description="The paper's experiments, driven by the tool; resumable."
     )
     parser.add_argument(
-        "study", nargs="*", help=f"one or more of {', '.join([*STUDIES, FIGURES])}; all without any", default=[]
+        "study", nargs="*", help=f"one or more of {', '.join([*STUDIES, FIGURES])}; default: all", default=[]
     )
-    parser.add_argument("--quick", action="store_true", help="small settings, to see that everything works")
+    parser.add_argument("--quick", action="store_true", help="small settings, to check that everything works")
     parser.add_argument(
         "--data-dir",
         type=Path,
         default=os.environ.get("SUBLAPLACE_DATA"),
-        help="the folder with the data sets (default: $SUBLAPLACE_DATA); without one, quick studies use made data",
+        help="the folder with the data sets (default: $SUBLAPLACE_DATA); without one, quick studies use synthetic data",
     )
     parser.add_argument(
         "--results",
         type=Path,
-        help="where the tables go (default: results/ beside this, or with --quick a temporary folder)",
+        help="folder for the tables (default: results/ next to this file, or with --quick a temporary folder)",
     )
-    parser.add_argument("--work", type=Path, default=HERE / ".work", help="checkpoints and run folders, to go on from")
+    parser.add_argument("--work", type=Path, default=HERE / ".work", help="checkpoints and run folders, for resuming")
     options = parser.parse_args()
     wanted = options.study or [*STUDIES, FIGURES]
     if unknown := [name for name in wanted if name not in (*STUDIES, FIGURES)]:
@@ -52,7 +51,7 @@ def main() -> None:
     if options.quick and options.results and options.results.resolve() == HERE / "results":
         parser.error("--quick with the results of the full studies: its runs have the same names")
     if options.quick:
-        torch.set_num_threads(1)  # more would only wait for each other
+        torch.set_num_threads(1)  # small problems are not faster with more
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as scratch:
         results = options.results or (Path(scratch) if options.quick else HERE / "results")
@@ -66,13 +65,14 @@ def main() -> None:
             try:
                 import_module(name).run(place)
             except SublaplaceError as error:
-                Console().error(error)
-                raise SystemExit(1) from error
+                raise SystemExit(f"error: {error}") from error
             table = results / f"{name}.csv"
-            lines = len(table.read_text().splitlines()) - 1 if table.exists() else 0  # others may be at all of its runs
+            lines = (
+                len(table.read_text().splitlines()) - 1 if table.exists() else 0
+            )  # other processes may have all of its runs
             sys.stdout.write(f"{name}: {lines} lines in {table if results is options.results else table.name}\n")
         if options.quick and not options.results:
-            sys.stdout.write("all of it in a temporary folder; --results FOLDER keeps tables and pictures\n")
+            sys.stdout.write("these were written to a temporary folder; --results FOLDER keeps tables and pictures\n")
 
 
 if __name__ == "__main__":

@@ -59,14 +59,14 @@ def run(place: Place) -> None:
 def all_claims(lines: dict[str, list[Line]]) -> list[Claim]:
     uci_lines, cifar_lines = lines.get("uci", []), lines.get("cifar", [])
     found = [*theory_claims(lines.get("theory", [])), path_claim(uci_lines)]
-    for (dataset,), own in grouped((q for q in lines.get("year", []) if q["w2"] != ""), "dataset").items():
+    for (dataset,), own in grouped((line for line in lines.get("year", []) if line["w2"] != ""), "dataset").items():
         found += claims(f"Setup A, YEAR: {dataset}", own, "dataset")
         found += coverage_claims(f"Setup A, YEAR: {dataset}", own, "dataset")
     cells = ("dataset", "model", "n_train")
-    two = [q for q in cifar_lines if q["dataset"] != "ten-class" and q["model"] != "resnet110"]
+    two = [line for line in cifar_lines if line["dataset"] != "ten-class" and line["model"] != "resnet110"]
     found += claims("Setup B, CIFAR-10 in two groups", two, *cells)
     found += coverage_claims("Setup B, CIFAR-10 in two groups", two, *cells)
-    found += claims("Setup C, CIFAR-10", [q for q in cifar_lines if q["dataset"] == "ten-class"], *cells)
+    found += claims("Setup C, CIFAR-10", [line for line in cifar_lines if line["dataset"] == "ten-class"], *cells)
     found.append(magnitude_claim("Setup B, CIFAR-10 in two groups", two, *cells))
     found += claims("Setup D, UCI", uci_lines, "dataset", "model")
     found += kfac_claims("Setup D, UCI", uci_lines, "dataset", "model")
@@ -81,7 +81,7 @@ def uci(lines: list[Line], folder: Path) -> str:
     rescaled = [(m, r) for m in RESCALED for r in (PLAIN, "scale", "hybrid")]
     uci_curves(lines, folder / "uci.png", plain)
     uci_curves(lines, folder / "uci-rescaled.png", [*rescaled, ("norm", PLAIN), ("constant", PLAIN), ("kfac", PLAIN)])
-    counts = {key: len({q["seed"] for q in group}) for key, group in grouped(lines, "dataset", "model").items()}
+    counts = {key: len({line["seed"] for line in group}) for key, group in grouped(lines, "dataset", "model").items()}
     at = [uci_table(lines, model, k) for model, k in (("small", "500"), ("large", "2000"))]
     return "\n\n".join(
         [
@@ -117,10 +117,10 @@ def uci_curves(lines: list[Line], path: Path, ways: Sequence[tuple[str, str]]) -
 
 
 def uci_table(lines: list[Line], model: str, k: str) -> str:
-    some = [q for q in lines if q["model"] == model]
+    some = [line for line in lines if line["model"] == model]
     if not some:
         return ""
-    sets = sorted({q["dataset"] for q in some})
+    sets = sorted({line["dataset"] for line in some})
     ways = [
         *((f"`{m}`, k = {k}", (m, k, "none")) for m in ("gradient", "greedy", "subnet-diagonal", "last-k", "random")),
         *((f"`{m}`", (m, None, "none")) for m in ("neural-linear", "kfac", "norm", "constant")),
@@ -129,9 +129,11 @@ def uci_table(lines: list[Line], model: str, k: str) -> str:
     rows = []
     for name, (method, at, rescale) in ways:
         cells = []
-        own = [q for q in some if (q["method"], q["rescale"]) == (method, rescale) and at in (None, q["k"])]
+        own = [
+            line for line in some if (line["method"], line["rescale"]) == (method, rescale) and at in (None, line["k"])
+        ]
         for dataset in sets:
-            cells.append(shown(*mean_and_error([q for q in own if q["dataset"] == dataset], "w2_relative"), 3))
+            cells.append(shown(*mean_and_error([line for line in own if line["dataset"] == dataset], "w2_relative"), 3))
         rows.append([name, *cells])
     return table([f"{model} network", *sets], rows)
 
@@ -158,7 +160,7 @@ def year(lines: list[Line], folder: Path) -> str:
         "so its distances and coverages stand for themselves, not for the paper's figure.",
     ]
     for (dataset,), own in grouped(lines, "dataset").items():
-        seeds = len({q["seed"] for q in own})
+        seeds = len({line["seed"] for line in own})
         texts.append(f"**{dataset}** ({YEAR_SETS[dataset]}; seeds: {seeds}; p = {own[0]['n_params']})")
         if own[0]["w2_low"] != "":
             texts.append(year_cost(own))
@@ -176,12 +178,12 @@ def year_cost(own: list[Line]) -> str:
     first = own[0]
     bounds = [
         [
-            f"`{q['method']}`",
-            q["k"],
-            f"{float(q['mean_std']):.4f}",
-            f"{float(q['w2_low']):.4f} … {float(q['w2_high']):.4f}",
+            f"`{line['method']}`",
+            line["k"],
+            f"{float(line['mean_std']):.4f}",
+            f"{float(line['w2_low']):.4f} … {float(line['w2_high']):.4f}",
         ]
-        for q in own
+        for line in own
     ]
     return (
         f"Ω from {int(first['n_train']):,} rows, {int(first['n_test']):,} test rows, all of the table in one "
@@ -194,9 +196,9 @@ def year_cost(own: list[Line]) -> str:
 
 def over_k(own: list[Line]) -> str:
     """Relative W2 and coverage of every method over k; means over seeds."""
-    ks = sorted({int(q["k"]) for q in own if q["method"] == "gradient"})
+    ks = sorted({int(line["k"]) for line in own if line["method"] == "gradient"})
     rows = []
-    for (method, rescale), group in grouped([{"rescale": PLAIN} | q for q in own], "method", "rescale").items():
+    for (method, rescale), group in grouped([{"rescale": PLAIN} | line for line in own], "method", "rescale").items():
         cells = {
             k: shown(*mean_and_error(some, "w2_relative"), 3) + f" ({mean_and_error(some, 'coverage95')[0]:.2f})"
             for (k,), some in grouped(group, "k").items()
@@ -217,7 +219,7 @@ def cifar(lines: list[Line], folder: Path) -> str:
     sections, panels = [], []
     for (dataset, model, n_train), own in runs.items():
         title = f"{dataset}, {model}, N = {n_train}"
-        plain = [q for q in own if q["rescale"] == PLAIN]
+        plain = [line for line in own if line["rescale"] == PLAIN]
         panels.append([(title, plain, "w2"), (title, plain, "coverage95")])
         seconds = own[0]["run_seconds"]
         cost = f"; {float(seconds):.0f} s with {own[0]['threads']} thread(s), other jobs beside it" if seconds else ""
@@ -242,7 +244,7 @@ def cifar(lines: list[Line], folder: Path) -> str:
             "ResNet-110, one is grown from the ResNet-56, its oracle, by blocks that begin as the identity (the "
             "weights before its head, `last-k`'s, are of such a block): it is here for its cost and not counted among "
             "the claims.",
-            compared([q for q in lines if q["model"] != "resnet110"], "dataset", "model", "n_train"),
+            compared([line for line in lines if line["model"] != "resnet110"], "dataset", "model", "n_train"),
             "![W2 and coverage over k](cifar.png)",
             *sections,
         ]
@@ -251,14 +253,14 @@ def cifar(lines: list[Line], folder: Path) -> str:
 
 def class_coverage(lines: list[Line]) -> str:
     """Coverage of each class apart, at the least k and at the middle of their grid."""
-    ks = sorted({int(q["k"]) for q in lines if q["method"] == "gradient"})
+    ks = sorted({int(line["k"]) for line in lines if line["method"] == "gradient"})
     some = {str(ks[0]), str(ks[len(ks) // 2])}
     rows = [
         [
-            f"`{q['method']}`" + (f", k = {q['k']}" if q["method"] in OF_K else ""),
-            *(f"{float(q[f'coverage95_class{c}']):.2f}" for c in range(10)),
+            f"`{line['method']}`" + (f", k = {line['k']}" if line["method"] in OF_K else ""),
+            *(f"{float(line[f'coverage95_class{c}']):.2f}" for c in range(10)),
         ]
-        for q in lines
-        if q["method"] not in OF_K or q["k"] in some
+        for line in lines
+        if line["method"] not in OF_K or line["k"] in some
     ]
     return table(["coverage of class", *map(str, range(10))], rows)

@@ -23,12 +23,12 @@ def overview(lines: Mapping[str, Sequence[Line]]) -> str:
 
 
 def theory_runs(lines: Sequence[Line]) -> str:
-    checks = sum(q["dataset"] != "best" and q["holds"] != "" for q in lines)
+    checks = sum(line["dataset"] != "best" and line["holds"] != "" for line in lines)
     return f"{checks:,} checks of the theorems, on made matrices and along paths of the quickstart's network"
 
 
 def uci_runs(lines: Sequence[Line]) -> str:
-    sets = sorted({q["dataset"] for q in lines})
+    sets = sorted({line["dataset"] for line in lines})
     return f"{', '.join(sets)}: " + ", ".join(
         f"{seeds_of(own, 'dataset')} replications of the {model} network"
         for (model,), own in sorted(grouped(lines, "model").items(), reverse=True)
@@ -47,11 +47,11 @@ def cifar_runs(lines: Sequence[Line]) -> str:
 
 
 def wheel_runs(lines: Sequence[Line]) -> str:
-    kinds = {(q["method"], q["k"]) for q in lines}
+    kinds = {(line["method"], line["k"]) for line in lines}
     return f"{len(kinds)} methods, {seeds_of(lines, 'delta', 'variant', 'method', 'k')} seeds of each δ and reading"
 
 
 def seeds_of(lines: Sequence[Line], *cell: str) -> str:
     """How many seeds the cells have, the fewest and the most."""
-    counts = sorted(len({q["seed"] for q in own}) for own in grouped(lines, *cell).values())
+    counts = sorted(len({line["seed"] for line in own}) for own in grouped(lines, *cell).values())
     return str(counts[0]) if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"

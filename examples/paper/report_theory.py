@@ -11,7 +11,7 @@ from drawing import OF_K, PLAIN, Line, grouped, table
 
 def held(lines: list[Line]) -> dict[tuple[str, str], Count]:
     found = {
-        key: [int(q["holds"]) for q in group if q["holds"]]
+        key: [int(line["holds"]) for line in group if line["holds"]]
         for key, group in grouped(lines, "dataset", "method").items()
     }
     return {(dataset, method): Count(sum(values), len(values)) for (dataset, method), values in found.items()}
@@ -20,7 +20,7 @@ def held(lines: list[Line]) -> dict[tuple[str, str], Count]:
 def theory_claims(lines: list[Line]) -> list[Claim]:
     found = held(lines)
     paths = [count for (dataset, _), count in found.items() if dataset == "monotone"]
-    steps = Count(sum(q.holds for q in paths), sum(q.of for q in paths))
+    steps = Count(sum(path.holds for path in paths), sum(path.of for path in paths))
     invariant = "Λ = D + aI + b·11ᵀ, p = 10, all subsets of size k"
     disjoint = "Theorem 3: `gradient` not worse than `subnet-diagonal`, nor than any disjoint subset"
     over_paths = f"quickstart's network, steps of {len(paths)} methods over k"
@@ -39,19 +39,22 @@ def theory_claims(lines: list[Line]) -> list[Claim]:
 
 def path_claim(uci_lines: list[Line]) -> Claim:
     """Theorem 1 along the paths of the networks of Setup D."""
-    plain = [q for q in uci_lines if q["rescale"] == PLAIN and q["method"] in OF_K]
+    plain = [line for line in uci_lines if line["rescale"] == PLAIN and line["method"] in OF_K]
     rises = []
     for own in grouped(plain, "dataset", "model", "seed", "method").values():
-        ipv = [float(q["ipv"]) for q in sorted(own, key=lambda q: int(q["k"]))]
+        ipv = [float(line["ipv"]) for line in sorted(own, key=lambda line: int(line["k"]))]
         rises += [after >= before * (1 - 1e-9) for before, after in itertools.pairwise(ipv)]
     return "Theorem 1: IPV grows along a path", "the networks of Setup D, steps over k", Count(sum(rises), len(rises))
 
 
 def theory(lines: list[Line], folder: Path) -> str:
-    best = [q for q in lines if q["dataset"] == "best"]
-    ks = sorted({int(q["k"]) for q in best})
+    best = [line for line in lines if line["dataset"] == "best"]
+    ks = sorted({int(line["k"]) for line in best})
     rows = [
-        [f"`{method}`", *(held(some)["best", method] for k in ks for some in [[q for q in own if q["k"] == str(k)]])]
+        [
+            f"`{method}`",
+            *(held(some)["best", method] for k in ks for some in [[line for line in own if line["k"] == str(k)]]),
+        ]
         for (method,), own in grouped(best, "method").items()
     ]
     return "\n\n".join(

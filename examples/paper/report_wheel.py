@@ -45,7 +45,7 @@ PAPER = {  # final regret, mean and standard error over 25 seeds, as the paper h
 def wheel(lines: list[Line], folder: Path) -> str:
     rows = []
     for (delta, variant, method, k), group in sorted(grouped(lines, "delta", "variant", "method", "k").items()):
-        values = sorted(float(q["regret"]) for q in group)
+        values = sorted(float(line["regret"]) for line in group)
         paper = PAPER.get(delta, {}).get((method, k))
         rows.append(
             [
@@ -53,7 +53,7 @@ def wheel(lines: list[Line], folder: Path) -> str:
                 f"{values[0]:.0f} … {median(values):.0f} … {values[-1]:.0f}",
                 sum(value > quadrant(delta) for value in values),
                 "" if paper is None else f"{paper[0]:.0f} ± {paper[1]:.0f}",
-                f"{median([float(q['seconds']) for q in group]):.0f}",
+                f"{median([float(line['seconds']) for line in group]):.0f}",
             ]
         )
     regret_picture(read(folder / "wheel-traces.csv"), folder / "wheel.png")
@@ -112,9 +112,9 @@ def regrets_of(lines: list[Line]) -> dict[tuple[str, str], dict[tuple[str, str],
     found = {}
     for (delta, variant), own in sorted(grouped(lines, "delta", "variant").items(), reverse=True):
         # `map` belongs to both readings: it samples nothing.
-        both = own + [q for q in lines if q["method"] == "map" and q["delta"] == delta and q not in own]
+        both = own + [line for line in lines if line["method"] == "map" and line["delta"] == delta and line not in own]
         found[delta, variant] = {
-            way: Regret(*mean_and_error(group, "regret"), median(float(q["regret"]) for q in group))
+            way: Regret(*mean_and_error(group, "regret"), median(float(line["regret"]) for line in group))
             for way, group in grouped(both, "method", "k").items()
             if len(group) >= LEAST_SEEDS
         }
@@ -128,26 +128,33 @@ def standings(lines: list[Line]) -> Iterator[Standing]:
         better, worse = sorted(found[way] for way in OURS)
         rest = {way: value for way, value in found.items() if way not in OURS}
         above = [
-            Count(sum(q.mean - best.mean > 2 * math.hypot(q.error, best.error) for q in rest.values()), len(rest))
+            Count(
+                sum(regret.mean - best.mean > 2 * math.hypot(regret.error, best.error) for regret in rest.values()),
+                len(rest),
+            )
             for best in (better, worse)
         ]
-        twice = Count(sum(q.mean >= 2 * worse.mean for q in rest.values()), len(rest))
+        twice = Count(sum(regret.mean >= 2 * worse.mean for regret in rest.values()), len(rest))
         below = [f"`{m}`{' ' + k if k else ''}" for (m, k), value in sorted(rest.items()) if value.mean < better.mean]
         yield Standing(delta, variant, *above, twice, below)
 
 
 def wheel_claims(lines: list[Line]) -> list[Claim]:
     claim = "`gradient` and `greedy` (k = 500) far below the others: at most half of their regret"
-    found = [(claim, f"wheel, δ = {q.delta}, {q.variant}", q.twice) for q in standings(lines)]
+    found = [
+        (claim, f"wheel, δ = {standing.delta}, {standing.variant}", standing.twice) for standing in standings(lines)
+    ]
     for (delta, variant), regrets in regrets_of(lines).items():
         where = f"wheel, δ = {delta}, {variant}"
         unsampled = regrets.pop(("map", ""), None)
         # Both, because one run that fails altogether decides a mean of a few.
         for which in ("mean", "median") if unsampled else ():
-            above = Count(sum(getattr(q, which) < getattr(unsampled, which) for q in regrets.values()), len(regrets))
+            above = Count(
+                sum(getattr(regret, which) < getattr(unsampled, which) for regret in regrets.values()), len(regrets)
+            )
             said = f"`map` explores too little: more regret than those that sample, in the {which}"
             found.append((said, where, above))
-        small = {method: q.mean for (method, k), q in regrets.items() if k == "100"}
+        small = {method: regret.mean for (method, k), regret in regrets.items() if k == "100"}
         if "greedy" in small:
             lowest = Count(sum(small["greedy"] < small[m] for m in small if m != "greedy"), len(small) - 1)
             found.append(("`greedy` has the least regret of those with k = 100", where, lowest))
@@ -186,7 +193,7 @@ def bars(lines: list[Line], path: Path) -> None:
             mean, error = mean_and_error(group, "regret")
             half = 0.0 if math.isnan(error) else 1.96 * error
             axis.bar(place, mean, yerr=half, color=LOOK[method][0], alpha=0.6, capsize=3)
-            axis.plot([place] * len(group), [float(q["regret"]) for q in group], "k.", markersize=3)
+            axis.plot([place] * len(group), [float(line["regret"]) for line in group], "k.", markersize=3)
         names = [f"{method}{', ' + k if k else ''} ({len(group)})" for (method, k), group in groups]
         axis.set_xticks(range(len(groups)), names, rotation=40, ha="right", fontsize=7)
         axis.set_ylabel("final regret (seeds)")
@@ -202,7 +209,7 @@ def regret_picture(lines: list[Line], path: Path) -> None:
             points = sorted((int(n), *mean_and_error(some, "regret")) for (n,), some in grouped(group, "round").items())
             rounds, means, errors = zip(*points, strict=True)
             style = "--" if k == "100" else "-"
-            label = f"{method}{', k = ' + k if k else ''} ({len({q['seed'] for q in group})})"
+            label = f"{method}{', k = ' + k if k else ''} ({len({line['seed'] for line in group})})"
             axis.plot(rounds, means, style, color=LOOK[method][0], linewidth=1.2, label=label)
             axis.fill_between(rounds, *band(means, errors, 1.96), color=LOOK[method][0], alpha=0.15)
         axis.set(xlabel="round", ylabel="cumulative regret (seeds)")

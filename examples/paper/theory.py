@@ -16,41 +16,27 @@ from __future__ import annotations
 import itertools
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from common import HERE, Place, SeedRun, evaluate, pending
 from torch import Tensor
 
-from sublaplace_cli.core.jacobian.blocks import DenseBlock
-from sublaplace_cli.core.jacobian.rows import HeldJacobian
-from sublaplace_cli.core.likelihoods import regression
-from sublaplace_cli.core.network.layout import Layout
-from sublaplace_cli.core.omega.precision import Precision
-from sublaplace_cli.core.posterior.fitting import fit_subnet
-from sublaplace_cli.core.selectors import SelectionProblem
-from sublaplace_cli.core.selectors.gradient import gradient
-from sublaplace_cli.core.selectors.greedy import greedy
-from sublaplace_cli.core.selectors.last_k import last_k
-from sublaplace_cli.core.selectors.subnet_diagonal import subnet_diagonal
-from sublaplace_cli.core.selectors.variance import variance
+from sublaplace_cli import Regression, dense_jacobian, fit, precision, select
 
 NAME = "theory"
 COLUMNS = ("dataset", "method", "k", "seed", "ipv", "discrepancy", "rank", "subsets", "holds")
-METHODS = {
-    "gradient": gradient,
-    "greedy": greedy,
-    "variance": variance,
-    "subnet-diagonal": subnet_diagonal,
-    "last-k": last_k,
-}
+METHODS = ("gradient", "greedy", "variance", "subnet-diagonal", "last-k")
 P, NOISE, PRIOR = 10, 0.1, 1.0
 PATHS = ("gradient", "greedy", "variance", "subnet-diagonal", "last-k", "random", "magnitude")
 
 
 def run(place: Place) -> None:
-    """What is not there yet."""
+    """All runs that are not in the table yet."""
     table = place.table(NAME, COLUMNS, ("dataset", "seed"))
     studies: dict[str, Callable[[int], Iterator[dict]]] = {"optimal": optimal, "dominant": dominant, "best": best}
     runs = [SeedRun(name, seed) for name in studies for seed in range(3 if place.quick else 200)]
@@ -77,15 +63,22 @@ def monotone(place: Place, folder: Path) -> Iterator[dict]:
             before = row["ipv"]
 
 
-def problem_of(A: Tensor) -> SelectionProblem:
-    """The tool's view of a network whose gradients at N rows are the rows of A."""
-    layout = Layout.from_shapes([("theta", (A.shape[1],))])
-    jacobian = HeldJacobian(layout, torch.zeros(len(A), 1, dtype=torch.float64), (DenseBlock(0, A.unsqueeze(1)),))
-    root = regression(jacobian.outputs, NOISE)
-    prior = torch.full((A.shape[1],), PRIOR, dtype=torch.float64)
-    precision = Precision(jacobian, root, prior, 2**30)
-    diagonal = precision.data_diagonal()
-    return SelectionProblem(precision, diagonal, diagonal, prior, ())
+@dataclass(frozen=True)
+class Problem:
+    """A network whose gradients at N rows are the rows of A (N, p)."""
+
+    A: Tensor
+
+    @cached_property
+    def omega(self) -> Any:
+        return precision(dense_jacobian(self.A.unsqueeze(1)), Regression(NOISE), PRIOR, memory=2**30)
+
+    def chosen(self, method: str, k: int) -> list[int]:
+        """In rising order."""
+        return sorted(select(self.omega, method, k).indices.tolist())
+
+    def ipv(self, S: Sequence[int]) -> float:
+        return NOISE / len(self.A) * fit(self.omega, torch.tensor(S)).freedom
 
 
 def rows_with(second_moment: Tensor) -> Tensor:
@@ -93,23 +86,17 @@ def rows_with(second_moment: Tensor) -> Tensor:
     return torch.linalg.cholesky(second_moment).T * len(second_moment) ** 0.5
 
 
-def ipv(problem: SelectionProblem, S: Tensor) -> float:
-    return NOISE / problem.precision.n_rows * fit_subnet(problem.precision, S).freedom
-
-
-def searched(problem: SelectionProblem, k: int) -> tuple[float, dict[tuple[int, ...], float]]:
+def searched(problem: Problem, k: int) -> tuple[float, dict[tuple[int, ...], float]]:
     """IPV of the full network, and of every subset of size k."""
-    p = problem.layout.size
-    full = ipv(problem, torch.arange(p))
-    return full, {S: ipv(problem, torch.tensor(S)) for S in itertools.combinations(range(p), k)}
+    p = problem.A.shape[1]
+    return problem.ipv(range(p)), {S: problem.ipv(S) for S in itertools.combinations(range(p), k)}
 
 
-def judged(problem: SelectionProblem, k: int) -> Iterator[tuple[dict, float, dict[tuple[int, ...], float]]]:
+def judged(problem: Problem, k: int) -> Iterator[tuple[dict, float, dict[tuple[int, ...], float]]]:
     """For each method: its line (rank 1 = least Dis), its IPV, and that of every subset."""
     full, every = searched(problem, k)
-    for name, method in METHODS.items():
-        S = tuple(sorted(method(problem, k).indices.tolist()))
-        own = every[S]
+    for name in METHODS:
+        own = every[tuple(problem.chosen(name, k))]
         better = sum(value > own * (1 + 1e-10) for value in every.values())
         line = {
             "method": name,
@@ -128,7 +115,7 @@ def optimal(seed: int) -> Iterator[dict]:
     D = torch.rand(P, generator=made, dtype=torch.float64) * 3 + 0.05
     a, b = torch.rand(2, generator=made, dtype=torch.float64).tolist()
     b = b if seed % 2 else -b * a / P
-    problem = problem_of(rows_with(torch.diag(D + a) + b * torch.ones(P, P, dtype=torch.float64)))
+    problem = Problem(rows_with(torch.diag(D + a) + b * torch.ones(P, P, dtype=torch.float64)))
     for line, own, every in judged(problem, 1 + seed % (P - 1)):
         holds = None
         if line["method"] == "gradient":
@@ -148,10 +135,10 @@ def dominant(seed: int) -> Iterator[dict]:
     off *= torch.minimum(diagonal.unsqueeze(0), diagonal.unsqueeze(1)) / P
     off *= epsilon * float((diagonal / off.abs().sum(1)).min())
     order = torch.randperm(P, generator=made)
-    problem = problem_of(rows_with((torch.diag(diagonal) + off)[order][:, order]))
+    problem = Problem(rows_with((torch.diag(diagonal) + off)[order][:, order]))
     k = 1 + seed % (P // 2)
     lines = list(judged(problem, k))
-    chosen = set(gradient(problem, k).indices.tolist())
+    chosen = set(problem.chosen("gradient", k))
     by_method = {line["method"]: own for line, own, _ in lines}
     apart = max(value for S, value in lines[0][2].items() if not chosen & set(S))
     own = by_method["gradient"]
@@ -166,5 +153,5 @@ def best(seed: int) -> Iterator[dict]:
     mix = torch.randn(4, P, generator=made, dtype=torch.float64) * torch.rand(P, generator=made, dtype=torch.float64)
     A = torch.randn(60, 4, generator=made, dtype=torch.float64) @ mix
     A = A + 0.3 * torch.randn(60, P, generator=made, dtype=torch.float64)
-    for line, _, _ in judged(problem_of(A), 1 + seed % (P - 1)):
+    for line, _, _ in judged(Problem(A), 1 + seed % (P - 1)):
         yield {**line, "holds": int(line["rank"] == 1)}

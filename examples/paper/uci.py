@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from common import METRICS, PAPER_K, Place, evaluate, metric_lines, pending, save_weights, train_full_batch, write_spec
 
-from sublaplace_cli.architectures.mlp import mlp
+from sublaplace_cli import mlp
 
 NAME = "uci"
 SETS = ("boston", "concrete", "energy", "wine-quality-red")
@@ -67,16 +67,16 @@ def runs(place: Place) -> Iterator[Run]:
 
 
 def made_data(path: Path) -> None:
-    """Rows of the format of the UCI files, for a quick look without them."""
+    """Synthetic rows in the format of the UCI files, for quick runs without them."""
     made = np.random.RandomState(1)
     X = made.normal(size=(200, 6))
     y = np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] + 0.1 * made.normal(size=200)
     order = [made.choice(200, 200, replace=False) for _ in range(20)]
-    np.savez(path, X=X, y=y, train_idx=[q[:180] for q in order], test_idx=[q[180:] for q in order])
+    np.savez(path, X=X, y=y, train_idx=[rows[:180] for rows in order], test_idx=[rows[180:] for rows in order])
 
 
 def run(place: Place) -> None:
-    """What is not there yet."""
+    """All runs that are not in the table yet."""
     table = place.table(NAME, COLUMNS, ("dataset", "model", "seed"))
     for one, folder in pending(place, NAME, table, runs(place)):
         table.add(replication(place, one, folder))
@@ -96,7 +96,7 @@ def replication(place: Place, one: Run, folder: Path) -> list[dict]:
     lines = []
     for rescale in ("none", "scale", "hybrid"):
         methods = METHODS if rescale == "none" else RESCALED
-        size = sum(q.numel() for q in mlp(**architecture(rows, one)).parameters())
+        size = sum(parameter.numel() for parameter in mlp(**architecture(rows, one)).parameters())
         ks = [k for k in PAPER_K[:3] if place.quick] or [k for k in PAPER_K if k <= size]
         result = evaluate(spec, methods, ks, rescale=rescale, run_dir=folder / "run")
         known = {"n_params": result["n_params"], "noise_variance": result["noise_variance"], "rescale": rescale}

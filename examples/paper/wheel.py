@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,20 +21,7 @@ from common import Place, pending
 from learner import Learner
 from torch import Tensor, nn
 
-from sublaplace_cli.architectures.mlp import mlp
-from sublaplace_cli.core.jacobian.capture import Capture, prepare_capture
-from sublaplace_cli.core.jacobian.rows import BlockBuffer, HeldJacobian
-from sublaplace_cli.core.likelihoods import regression
-from sublaplace_cli.core.network.layout import Layout
-from sublaplace_cli.core.omega.precision import Precision
-from sublaplace_cli.core.posterior.fitting import fit_subnet
-from sublaplace_cli.core.posterior.posterior import subnet_variance
-from sublaplace_cli.core.selectors import Selection, SelectionProblem
-from sublaplace_cli.core.selectors.gradient import gradient
-from sublaplace_cli.core.selectors.greedy import greedy
-from sublaplace_cli.core.selectors.last_k import last_k
-from sublaplace_cli.core.selectors.neural_linear import neural_linear
-from sublaplace_cli.core.selectors.subnet_diagonal import subnet_diagonal
+from sublaplace_cli import Regression, fit, jacobian, mlp, precision, select
 
 NAME = "wheel"
 ARMS, HIGH, LOW, NOISE = 5, 50.0, 1.0, 0.01
@@ -42,15 +29,9 @@ ROUNDS, PER_PHASE, UPDATES, BATCH = 16_000, 20, 100, 512
 NETWORK_SEEDS = 1_000_000
 VARIANTS = ("total", "epistemic")
 RECENT, LEAST_NOISE = 200, 1e-6
-MEMORY = 2 * 2**30
+MEMORY, ROWS_PER_PASS = 2 * 2**30, 4096
 TRACE = 160  # points of a trace
-SELECTORS: dict[str, Callable[[SelectionProblem, int], Selection]] = {
-    "neural-linear": neural_linear,
-    "subnet-diagonal": subnet_diagonal,
-    "last-k": last_k,
-    "gradient": gradient,
-    "greedy": greedy,
-}
+FIXED = ("neural-linear", "last-k")  # methods that choose the same parameters whatever the rows are
 COLUMNS = ("method", "k", "delta", "seed", "regret", "variant", "seconds")
 KEY = ("method", "k", "delta", "seed", "variant")
 TRACE_COLUMNS = (*KEY, "round", "regret")
@@ -85,7 +66,7 @@ def runs(place: Place) -> Iterator[Run]:
 
 
 def run(place: Place) -> None:
-    """What is not there yet."""
+    """All runs that are not in the table yet."""
     torch.set_num_threads(1)
     table = place.table(NAME, COLUMNS, KEY)
     traces = place.table(f"{NAME}-traces", TRACE_COLUMNS, KEY)
@@ -133,7 +114,8 @@ class Agent:
         self.rewards, self.errors = torch.empty(run.rounds, 1), torch.empty(run.rounds)
         self.done = 0
         self.regret = torch.zeros(run.rounds, dtype=torch.float64)
-        self.capture: Capture | None = None
+        self.first = jacobian(self.model, self._rows(0, torch.arange(ARMS)), memory=MEMORY)
+        self.fixed: Tensor | None = None
 
     def play(self) -> Tensor:
         """Cumulative regret after each round (T,)."""
@@ -178,23 +160,15 @@ class Agent:
         return (mean + variance.sqrt() * draws).reshape(ARMS, count).argmax(0)
 
     def _variance(self, rows: Tensor, noise: float) -> Tensor:
-        """g_Sᵀ Ω_SS⁻¹ g_S with S chosen anew for the rows seen so far."""
-        seen = self._jacobian(self.inputs[: self.done])
-        prior = torch.ones(seen.layout.size, dtype=torch.float64)
-        precision = Precision(seen, regression(seen.outputs, noise), prior, MEMORY)
-        scored = self.run.method not in ("neural-linear", "last-k")
-        diagonal = precision.data_diagonal() if scored else torch.zeros_like(prior)
-        last = tuple(q.name for q in seen.layout.parameters[-2:])
-        problem = SelectionProblem(precision, diagonal, diagonal, seen.layout.flatten(self.model), last, pool="2k")
-        chosen = SELECTORS[self.run.method](problem, self.run.k or 0).indices
-        return subnet_variance(fit_subnet(precision, chosen), self._jacobian(rows), MEMORY).flatten()
-
-    def _jacobian(self, rows: Tensor) -> HeldJacobian:
-        if self.capture is None:
-            self.capture = prepare_capture(self.model, Layout.of(self.model), rows[:8], MEMORY)
-        step, f, held = self.capture.rows_per_pass, [], BlockBuffer(len(rows))
-        for a in range(0, len(rows), step):
-            made = self.capture(rows[a : a + step])
-            f.append(made.f)
-            held.put(a, made.blocks)
-        return HeldJacobian(self.capture.layout, torch.cat(f), held.blocks)
+        """g_Sᵀ Ω_SS⁻¹ g_S with S chosen again for the rows seen so far."""
+        seen, new = (
+            jacobian(self.model, x, like=self.first, rows_per_pass=ROWS_PER_PASS)
+            for x in (self.inputs[: self.done], rows)
+        )
+        omega = precision(seen, Regression(noise), memory=MEMORY)
+        chosen = self.fixed
+        if chosen is None:
+            chosen = select(omega, self.run.method, self.run.k or 0, pool="2k").indices
+        if self.run.method in FIXED:
+            self.fixed = chosen
+        return fit(omega, chosen).variance(new).flatten()

@@ -31,7 +31,7 @@ from common import METRICS, PAPER_K, Place, SeedRun, claimed, evaluate, metric_l
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sublaplace_cli.architectures.mlp import mlp
+from sublaplace_cli import mlp
 
 NAME = "year"
 FULL_FILE, SUBSET_FILE = "YearPredictionMSD.txt", "year_subset1176.npz"
@@ -51,10 +51,10 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Set:
-    """A set of rows and what is done with it."""
+    """A data set and its settings."""
 
     rows: str  # full, subset or made
-    n_train: int  # rows that Ω is made of
+    n_train: int  # rows of Ω
     n_test: int
     epochs: int
     seeds: int
@@ -77,16 +77,16 @@ QUICK = {"made": Set("made", 300, 50, 2, 2, PAPER_K[:2])}
 def sets(place: Place) -> dict[str, Set]:
     if place.quick:
         return QUICK
-    there = {"made": True, "subset": _given(place, SUBSET_FILE), "full": _given(place, FULL_FILE)}
+    there = {"made": True, "subset": _exists(place, SUBSET_FILE), "full": _exists(place, FULL_FILE)}
     return {name: one for name, one in SETS.items() if there[one.rows]}
 
 
-def _given(place: Place, name: str) -> bool:
+def _exists(place: Place, name: str) -> bool:
     return place.data is not None and (place.data / name).exists()
 
 
 def run(place: Place) -> None:
-    """What is not there yet."""
+    """All runs that are not in the table yet."""
     table = place.table(NAME, COLUMNS, ("dataset", "seed"))
     todo = [SeedRun(name, seed) for name, one in sets(place).items() for seed in range(one.seeds)]
     for one, folder in pending(place, NAME, table, todo):
@@ -101,7 +101,7 @@ def replication(place: Place, one: SeedRun, what: Set, folder: Path) -> Iterator
     members = [trained(place, rows, what, f"seed{seed}", seed, what.epochs) for seed in range(what.seeds)]
     oracle = trained(place, rows, what, "oracle", ORACLE_SEED, LONGER * what.epochs)
     spec = write_spec(folder, spec_of(rows, [path for path, _ in members], oracle[0], one, what))
-    if what.full != "exact":  # done for its cost: from the beginning, or the time would be too short
+    if what.full != "exact":  # this run measures the cost: a resumed run would be too short
         shutil.rmtree(folder / "run", ignore_errors=True)
     fresh, start = not (folder / "run").exists(), time.perf_counter()
     options = {} if what.full == "exact" else {"full": what.full, "pool": "2k"}
@@ -146,9 +146,9 @@ def rows_of(place: Place, name: str) -> tuple[np.ndarray, np.ndarray, int]:
         if table.shape[1] != 1 + FEATURES or len(table) <= TRAIN_ROWS:
             raise SystemExit(f"{place.data / FULL_FILE}: expected 515345 lines of a year and 90 features")
         return table[:, 1:], table[:, 0], TRAIN_ROWS  # the archive's own split
-    with np.load(place.data / SUBSET_FILE) as given:
-        order = np.random.default_rng(0).permutation(len(given["X"]))
-        return given["X"][order], given["y"][order], 1000
+    with np.load(place.data / SUBSET_FILE) as data:
+        order = np.random.default_rng(0).permutation(len(data["X"]))
+        return data["X"][order], data["y"][order], 1000
 
 
 def made_rows(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -179,7 +179,7 @@ def standardised(rows: Path, part: str = "train") -> tuple[Tensor, Tensor]:
 
 
 def trained(place: Place, rows: Path, what: Set, name: str, seed: int, epochs: int) -> tuple[Path, float]:
-    """(weights, seconds that the training took); done once, whoever comes first."""
+    """(weights, seconds that the training took); trained once, by the first process that needs it."""
     with claimed(place, f"{NAME}/rows-{what.rows}-{name}", wait=True) as folder:
         assert folder is not None
         path, took = folder / "model.safetensors", folder / "seconds"

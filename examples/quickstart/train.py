@@ -1,6 +1,6 @@
-"""Makes what the quickstart ships: diabetes.csv (scikit-learn's copy, BSD licence) and model.safetensors.
+"""Creates the files of the quickstart: diabetes.csv (scikit-learn's copy, BSD licence) and the networks.
 
-Only needed to make them anew: pip install scikit-learn, then python train.py.
+Only needed to create them again: pip install scikit-learn, then python train.py.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import save_file
 from sklearn.datasets import load_diabetes
 
-from sublaplace_cli.architectures.mlp import mlp
+from sublaplace_cli import mlp
 
 HERE = Path(__file__).parent
 TRAIN_ROWS = 353
-EPOCHS = 60  # stopped early: longer training learns the noise of so few rows by heart
+EPOCHS = 60  # stopped early: longer training overfits so few rows
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from sublaplace_cli.architectures.mlp import mlp
+from sublaplace_cli import mlp
 
 QUICKSTART = Path(__file__).resolve().parents[1] / "quickstart"
 UCI = ("boston", "concrete", "energy", "wine-quality-red")

@@ -28,36 +28,28 @@ class WorkerGroup(Protocol):
 
     def call_on_all(self, function: str, arguments: Sequence[Any]) -> None:
         """On the leader: make the others run this collective function with these arguments. No effect elsewhere."""
-        ...
 
     def sum_to_leader(self, values: Tensor) -> Tensor:
         """The sum over all workers, in place; valid on the leader only."""
-        ...
 
     def broadcast(self, values: Tensor, owner: int) -> None:
         """Copy the values of one worker to all others, in place."""
-        ...
 
     def send_to_leader(self, values: Tensor, owner: int) -> None:
         """Copy the values of one worker to the leader, in place."""
-        ...
 
     def exchange(self, own: Any) -> list[Any]:
         """The values of all workers by rank; each is anything that JSON can hold."""
-        ...
 
     @property
     def workers_on_device(self) -> int:
         """Workers that use the memory of this worker's device, this one included."""
-        ...
 
     def calls(self, find: FindJacobian) -> Iterator[tuple[str, list[Any]]]:
         """On all but the leader: its collective calls, until it ends them."""
-        ...
 
     def end_calls(self) -> None:
         """On the leader: there are no more collective calls for now."""
-        ...
 
 
 class SingleWorker:

@@ -1,7 +1,7 @@
 """A likelihood is one frozen object with everything that depends on the task.
 
 To add one:
-1. write a class with the members of `Likelihood` in a file of this folder,
+1. write a class with the members of `Likelihood` in a file of this folder (as a subclass, it inherits the defaults),
 2. add one line to `catalog.TASKS`,
 3. add a case to the tests; the spec, the metrics, tuning and the references use it from then on.
 """
@@ -19,54 +19,45 @@ class Likelihood(Protocol):
     @property
     def noise_variance(self) -> float | None:
         """σ₀²; None where the likelihood has none."""
-        ...
+        return None
 
     calibration_axes: ClassVar[tuple[str, str]]  # labels of the two axes of `calibration`
 
     def with_noise(self, sigma2: float) -> Self:
         """The same likelihood with another σ₀²; itself where it has none."""
-        ...
+        return self
 
     def root(self, f: Tensor) -> Tensor:
         """A square root W of the output Hessian, H = W Wᵀ (N, C, C) float64."""
-        ...
 
     def kernel_root(self, f: Tensor) -> Tensor | None:
         """W without the noise variance; None where that is the identity."""
-        ...
+        return self.root(f)
 
     def check_outputs(self, n_outputs: int) -> None:
         """Refuse a network whose outputs cannot be this likelihood's f."""
-        ...
 
     def check_targets(self, targets: np.ndarray, rows: np.ndarray, n_outputs: int, split: str) -> None:
         """Refuse targets that do not fit the outputs; `rows` are their row numbers in the data."""
-        ...
 
     def fit_terms(self, f: Tensor, targets: Tensor) -> tuple[float | None, float]:
         """(Σ(y − f)² or None, log-likelihood where that sum is None): what the evidence needs of the fit."""
-        ...
 
     def loss(self) -> tuple[nn.Module, float]:
         """A loss whose Hessian is H up to a factor, and that factor."""
-        ...
 
     def loss_targets(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
         """Targets as `loss` takes them, numbers in this dtype."""
-        ...
 
     def log_probabilities(self, f: Tensor, std: Tensor) -> Tensor | None:
         """Log-probabilities of the classes (M, classes) under N(f, std²); None where there are no classes."""
-        ...
+        return None
 
     def nll(self, f: Tensor, std: Tensor, targets: Tensor) -> Tensor:
         """Negative log-likelihood of each row (M,) under N(f, std²)."""
-        ...
 
     def brier(self, probabilities: Tensor, targets: Tensor) -> Tensor:
         """Brier score of each row (M,)."""
-        ...
 
     def calibration(self, f: Tensor, std: Tensor, targets: Tensor) -> tuple[list[float], list[float]]:
         """The points of a calibration plot."""
-        ...

@@ -1,46 +1,28 @@
 """Two classes behind one logit."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ...errors import Reason, UserError
-from .classes import RELIABILITY_AXES, chosen_log_probability, probit_logits, reliability, squared_errors
+from .classes import ClassLikelihood, probit_logits, squared_errors
 
 
 @dataclass(frozen=True)
-class Binary:
+class Binary(ClassLikelihood):
     """y ~ Bernoulli(sigmoid(f))."""
-
-    noise_variance: ClassVar[None] = None
-    calibration_axes: ClassVar[tuple[str, str]] = RELIABILITY_AXES
-
-    def with_noise(self, sigma2: float) -> Self:
-        return self
 
     def root(self, f: Tensor) -> Tensor:
         """H = σ(f)(1 − σ(f)), in the form that does not vanish at |f| = 40."""
         e = torch.exp(-f.double().abs())
         return (e.sqrt() / (1 + e)).unsqueeze(-1)  # (N, 1, 1)
 
-    def kernel_root(self, f: Tensor) -> Tensor:
-        return self.root(f)
-
     def check_outputs(self, n_outputs: int) -> None:
         if n_outputs != 1:
             raise UserError(
                 f"a binary task needs one output (a logit), the model has {n_outputs}", reason=Reason.NOT_ONE_LOGIT
             )
-
-    def check_targets(self, targets: np.ndarray, rows: np.ndarray, n_outputs: int, split: str) -> None:
-        pass
-
-    def fit_terms(self, f: Tensor, targets: Tensor) -> tuple[None, float]:
-        log_p = self.log_probabilities(f, torch.zeros_like(f))
-        return None, float(chosen_log_probability(log_p, targets).sum())
 
     def loss(self) -> tuple[nn.Module, float]:
         return nn.BCEWithLogitsLoss(reduction="sum"), 1.0
@@ -52,11 +34,5 @@ class Binary:
         z = probit_logits(f, std)
         return torch.nn.functional.logsigmoid(torch.cat([-z, z], dim=1))  # (M, 2)
 
-    def nll(self, f: Tensor, std: Tensor, targets: Tensor) -> Tensor:
-        return -chosen_log_probability(self.log_probabilities(f, std), targets)
-
     def brier(self, probabilities: Tensor, targets: Tensor) -> Tensor:
         return squared_errors(probabilities, targets)[:, 1]
-
-    def calibration(self, f: Tensor, std: Tensor, targets: Tensor) -> tuple[list[float], list[float]]:
-        return reliability(self.log_probabilities(f, std), targets)

@@ -1,22 +1,46 @@
 """What the likelihoods over classes have in common."""
 
 import math
+from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from . import Likelihood
+
 ECE_BINS = 15
-RELIABILITY_AXES = ("mean probability of the top class", "accuracy")
+
+
+class ClassLikelihood(Likelihood):
+    """A likelihood of labels 0, 1, … with `log_probabilities`."""
+
+    calibration_axes: ClassVar[tuple[str, str]] = ("mean probability of the top class", "accuracy")
+
+    @abstractmethod
+    def log_probabilities(self, f: Tensor, std: Tensor) -> Tensor: ...
+
+    def fit_terms(self, f: Tensor, targets: Tensor) -> tuple[None, float]:
+        return None, float(self._log_likelihood(f, torch.zeros_like(f), targets).sum())
+
+    def nll(self, f: Tensor, std: Tensor, targets: Tensor) -> Tensor:
+        return -self._log_likelihood(f, std, targets)
+
+    def _log_likelihood(self, f: Tensor, std: Tensor, targets: Tensor) -> Tensor:
+        return self.log_probabilities(f, std).gather(1, targets.unsqueeze(1)).squeeze(1)  # (M,)
+
+    def calibration(self, f: Tensor, std: Tensor, targets: Tensor) -> tuple[list[float], list[float]]:
+        """Mean confidence and accuracy of every bin that holds a row."""
+        confidence, predicted = self.log_probabilities(f, std).exp().max(1)
+        correct, bins = (predicted == targets).double(), ece_bins(confidence)
+        filled = bins.unique().tolist()
+        x = [float(confidence[bins == number].mean()) for number in filled]
+        return x, [float(correct[bins == number].mean()) for number in filled]
 
 
 def probit_logits(f: Tensor, std: Tensor) -> Tensor:
     """Logits f/√(1 + πσ²/8): the probit correction, each output on its own."""
     return f / torch.sqrt(1 + math.pi * std.square() / 8)
-
-
-def chosen_log_probability(log_p: Tensor, targets: Tensor) -> Tensor:
-    """Log-probability of the true class of each row (M,)."""
-    return log_p.gather(1, targets.unsqueeze(1)).squeeze(1)
 
 
 def squared_errors(probabilities: Tensor, targets: Tensor) -> Tensor:
@@ -35,12 +59,3 @@ def calibration_error(confidence: Tensor, correct: Tensor) -> float:
     gap = torch.zeros(ECE_BINS, dtype=torch.float64, device=confidence.device)
     gap.index_add_(0, ece_bins(confidence) - 1, correct - confidence)
     return float(gap.abs().sum()) / len(confidence)
-
-
-def reliability(log_p: Tensor, targets: Tensor) -> tuple[list[float], list[float]]:
-    """Mean confidence and accuracy of every bin that holds a row."""
-    confidence, predicted = log_p.exp().max(1)
-    correct, bins = (predicted == targets).double(), ece_bins(confidence)
-    filled = bins.unique().tolist()
-    x = [float(confidence[bins == number].mean()) for number in filled]
-    return x, [float(correct[bins == number].mean()) for number in filled]

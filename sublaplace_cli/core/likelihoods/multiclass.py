@@ -1,28 +1,21 @@
 """C classes, one logit each."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ...errors import Reason, UserError
-from .classes import RELIABILITY_AXES, chosen_log_probability, probit_logits, reliability, squared_errors
+from .classes import ClassLikelihood, probit_logits, squared_errors
 
 # The ridge of the paper's Setup C: it lifts diag(p) − ppᵀ off its all-ones null direction.
 SOFTMAX_RIDGE = 1e-6
 
 
 @dataclass(frozen=True)
-class Multiclass:
+class Multiclass(ClassLikelihood):
     """y ~ Categorical(softmax(f))."""
-
-    noise_variance: ClassVar[None] = None
-    calibration_axes: ClassVar[tuple[str, str]] = RELIABILITY_AXES
-
-    def with_noise(self, sigma2: float) -> Self:
-        return self
 
     def root(self, f: Tensor) -> Tensor:
         """H = diag(p) − ppᵀ + εI with ε = 1e-6; its Cholesky factor is as good a root as any."""
@@ -30,9 +23,6 @@ class Multiclass:
         ridge = torch.full_like(p, SOFTMAX_RIDGE)
         H = torch.diag_embed(p + ridge) - p.unsqueeze(2) * p.unsqueeze(1)
         return torch.linalg.cholesky(H)  # (N, C, C)
-
-    def kernel_root(self, f: Tensor) -> Tensor:
-        return self.root(f)
 
     def check_outputs(self, n_outputs: int) -> None:
         if n_outputs < 2:
@@ -48,10 +38,6 @@ class Multiclass:
                 f"the model has {n_outputs} outputs, so labels run from 0 to {n_outputs - 1}"
             )
 
-    def fit_terms(self, f: Tensor, targets: Tensor) -> tuple[None, float]:
-        log_p = self.log_probabilities(f, torch.zeros_like(f))
-        return None, float(chosen_log_probability(log_p, targets).sum())
-
     def loss(self) -> tuple[nn.Module, float]:
         return nn.CrossEntropyLoss(reduction="sum"), 1.0
 
@@ -61,11 +47,5 @@ class Multiclass:
     def log_probabilities(self, f: Tensor, std: Tensor) -> Tensor:
         return torch.log_softmax(probit_logits(f, std), dim=1)  # (M, C)
 
-    def nll(self, f: Tensor, std: Tensor, targets: Tensor) -> Tensor:
-        return -chosen_log_probability(self.log_probabilities(f, std), targets)
-
     def brier(self, probabilities: Tensor, targets: Tensor) -> Tensor:
         return squared_errors(probabilities, targets).sum(1)
-
-    def calibration(self, f: Tensor, std: Tensor, targets: Tensor) -> tuple[list[float], list[float]]:
-        return reliability(self.log_probabilities(f, std), targets)

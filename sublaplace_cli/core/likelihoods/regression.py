@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UserError
+from . import Likelihood
 
 LEVELS = (*(0.05 * i for i in range(1, 20)), 0.99)  # nominal coverages of a calibration plot
 
 
 @dataclass(frozen=True)
-class Regression:
+class Regression(Likelihood):
     """y ~ N(f, σ₀² I)."""
 
     noise_variance: float = 1.0
@@ -31,9 +32,6 @@ class Regression:
     def kernel_root(self, f: Tensor) -> None:
         return None
 
-    def check_outputs(self, n_outputs: int) -> None:
-        pass
-
     def check_targets(self, targets: np.ndarray, rows: np.ndarray, n_outputs: int, split: str) -> None:
         if targets.shape[1] != n_outputs:
             raise UserError(
@@ -48,9 +46,6 @@ class Regression:
 
     def loss_targets(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
         return targets.to(dtype)
-
-    def log_probabilities(self, f: Tensor, std: Tensor) -> None:
-        return None
 
     def total_std(self, std: Tensor) -> Tensor:
         """√(σ² + σ₀²): the standard deviation of a new observation."""

@@ -21,8 +21,6 @@ class Posterior(Protocol):
     @property
     def freedom(self) -> float:
         """tr(Ω_SS⁻¹ (AᵀA)_SS): how many parameters the data determine."""
-        ...
 
     def variance(self, jacobian: Jacobian) -> Tensor:
         """gᵀ Ω⁻¹ g at every row and output (M, C)."""
-        ...

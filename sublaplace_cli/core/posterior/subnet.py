@@ -31,24 +31,19 @@ class SubnetPosterior(Posterior, Protocol):
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything to store besides numbers."""
-        ...
 
     def column_variance(self, J_S: Tensor) -> Tensor:
         """g_Sᵀ Ω_SS⁻¹ g_S for J_Sᵀ (k, m·C), which is overwritten → (m·C,)."""
-        ...
 
     def draw(self, count: int, seed: int) -> Tensor:
         """Deviations of the parameters in S, each column N(0, Ω_SS⁻¹) (k, count)."""
-        ...
 
     def own_shares(self, precision: Precision) -> Tensor:
         """A_n Ω⁻¹ A_nᵀ of every training row (N, C, C)."""
-        ...
 
     @property
     def shares_cancel(self) -> bool:
         """Whether small own shares have lost digits."""
-        ...
 
 
 def natural_form(k: int, rows: int) -> Form:

@@ -25,19 +25,15 @@ class Schur(Protocol):
 
     def complement(self, A: Tensor) -> Complement:
         """The Schur complement of the columns A (N·C, b)."""
-        ...
 
     def diagonal(self, A: Tensor) -> Tensor:
         """Its diagonal, which is cheaper."""
-        ...
 
     def cost(self) -> int:
         """Multiplications of `diagonal` per column; those of a triangular solve count one and a half times."""
-        ...
 
     def extend(self, A: Tensor, of: Complement) -> Tensor:
         """Add these columns, with their complement, to S; returns the directions Z (b, N·C)."""
-        ...
 
 
 class PrimalSchur:

@@ -1,7 +1,5 @@
 """The only user of torch.cuda: choice of the device, its free memory, moves to it, waiting for it."""
 
-from __future__ import annotations
-
 import gc
 import os
 import resource
@@ -55,7 +53,10 @@ def free_memory(device: torch.device) -> int:
     """Free bytes on the device; on the CPU, within the limits of the machine and the container."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min(_machine_available(), _container_available())
+    machine = _bytes_of("/proc/meminfo", "MemAvailable:")
+    if machine is None:
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return min(machine, _container_available())
 
 
 def release(device: torch.device) -> None:
@@ -71,7 +72,7 @@ def room_for(device: torch.device) -> Callable[..., Tensor]:
 
 
 def move(host: Tensor, device: torch.device) -> Tensor:
-    """Copy to the device on a stream of its own: later work on the device waits for it, running work does not."""
+    """Copy to the device on a separate stream: later work on the device waits for it, running work does not."""
     if device.type != "cuda":
         return host.to(device)
     if device not in _streams:
@@ -95,26 +96,19 @@ def synchronise(device: torch.device) -> None:
 
 def peak_memory() -> int:
     """Peak memory of this process so far, in bytes."""
-    kilobytes = _kilobytes("/proc/self/status", "VmHWM:")
-    if kilobytes is not None:
-        return kilobytes * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    peak = _bytes_of("/proc/self/status", "VmHWM:")
+    if peak is None:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return peak
 
 
-def _machine_available() -> int:
-    kilobytes = _kilobytes("/proc/meminfo", "MemAvailable:")
-    if kilobytes is not None:
-        return kilobytes * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
-def _kilobytes(path: str, name: str) -> int | None:
+def _bytes_of(path: str, name: str) -> int | None:
+    """An entry of a file under /proc that is in kilobytes."""
     try:
         lines = Path(path).read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) for line in lines if line.startswith(name)), None)
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(name)), None)
 
 
 def _container_available() -> int:

@@ -1,18 +1,61 @@
 """The terminal: notes and progress on stderr, only the result on stdout."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Self
 
 from .. import signals
 from ..errors import RunError, SublaplaceError
 from .advice import hint_of
 
 PLAIN_INTERVAL = 10.0  # seconds between progress lines without a terminal
+
+
+class _PlainProgress:
+    """A line every few seconds."""
+
+    def __init__(self, note: Callable[[str], None], label: str, total: int) -> None:
+        self.note, self.label, self.total, self.done = note, label, total, 0
+        self.reported = time.monotonic()
+
+    def advance(self, amount: int) -> None:
+        signals.check()
+        self.done += amount
+        if time.monotonic() - self.reported > PLAIN_INTERVAL:
+            self.reported = time.monotonic()
+            self.note(f"{self.label}: {self.done} of {self.total}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+
+class _BarProgress:
+    """A bar with the remaining time; it disappears when the work is done."""
+
+    def __init__(self, label: str, total: int) -> None:
+        from rich.console import Console as RichConsole
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.bar = Progress(*columns, console=RichConsole(stderr=True), transient=True)
+        self.task = self.bar.add_task(label, total=total)
+
+    def advance(self, amount: int) -> None:
+        signals.check()
+        self.bar.advance(self.task, amount)
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.bar.stop()
 
 
 class Console:
@@ -41,59 +84,12 @@ class Console:
             self._line(f"  {line}")
 
     def progress(self, label: str, total: int) -> _PlainProgress | _BarProgress:
-        if self.terminal and not self.quiet:
-            return _BarProgress(label, total)
-        return _PlainProgress(self, label, total)
+        showing_bar = self.terminal and not self.quiet
+        return _BarProgress(label, total) if showing_bar else _PlainProgress(self.note, label, total)
 
     def _line(self, text: str) -> None:
         with contextlib.suppress(BrokenPipeError):
             print(text, file=sys.stderr, flush=True)  # noqa: T201 (this is the one place)
-
-
-class _PlainProgress:
-    """A line every few seconds."""
-
-    def __init__(self, console: Console, label: str, total: int) -> None:
-        self.console, self.label, self.total, self.done = console, label, total, 0
-        self.reported = time.monotonic()
-
-    def advance(self, amount: int) -> None:
-        if signals.received:
-            signals.check()
-        self.done += amount
-        if time.monotonic() - self.reported > PLAIN_INTERVAL:
-            self.reported = time.monotonic()
-            self.console.note(f"{self.label}: {self.done} of {self.total}")
-
-    def __enter__(self) -> _PlainProgress:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
-
-
-class _BarProgress:
-    """A bar with the remaining time; it disappears when the work is done."""
-
-    def __init__(self, label: str, total: int) -> None:
-        from rich.console import Console as RichConsole
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self.bar = Progress(*columns, console=RichConsole(stderr=True), transient=True)
-        self.task = self.bar.add_task(label, total=total)
-
-    def advance(self, amount: int) -> None:
-        if signals.received:
-            signals.check()
-        self.bar.advance(self.task, amount)
-
-    def __enter__(self) -> _BarProgress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.bar.stop()
 
 
 def print_result(text: str) -> None:
@@ -108,11 +104,11 @@ def _stdout() -> Iterator[None]:
     try:
         yield
         sys.stdout.flush()
-    except BrokenPipeError:
-        _discard_stdout()
     except OSError as error:
-        _discard_stdout()
-        raise RunError(f"could not write the result to stdout: {error.strerror}") from error
+        # The null device instead of stdout, so that the flush at exit does not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise RunError(f"could not write the result to stdout: {error.strerror}") from error
 
 
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
@@ -125,8 +121,3 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
         print_result(title)
     with _stdout():
         RichConsole(file=sys.stdout).print(rich_table(columns, rows))
-
-
-def _discard_stdout() -> None:
-    """Redirect stdout to the null device, so that the flush at exit does not fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

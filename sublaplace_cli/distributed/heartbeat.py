@@ -5,8 +5,6 @@ a long computation, a machine that no longer answers, an error on another rank. 
 that they joined with. The store itself can disappear or stop answering, together with the machine that holds it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -37,10 +35,6 @@ class Failure:
     hint: str | None = CONTINUE_HINT
     exit_code: int = 3
 
-    @classmethod
-    def of_rank(cls, member: dict[str, Any], size: int, what: str) -> Failure:
-        return cls(f"rank {member['rank']} of {size} (process {member['process']} on {member['host']}) {what}")
-
     def error(self) -> SublaplaceError:
         error = RunError(self.message, hint=self.hint)
         error.exit_code = self.exit_code
@@ -62,14 +56,14 @@ class Heartbeat(threading.Thread):
         watched = [m["rank"] for m in members if m["rank"] != rank] if rank == LEADER_RANK else [LEADER_RANK]
         self.last_beats = {other: ("", time.monotonic()) for other in watched}
         self.last_answer = time.monotonic()
-        self._beat(0)
+        self.store.set(f"alive/{self.rank}", "0")
 
     def run(self) -> None:
         threading.Thread(target=self._poll_store, name="heartbeat-store", daemon=True).start()
         while not self.stopped.wait(BEAT_INTERVAL / 2) and self.failure is None:
             if time.monotonic() - self.last_answer > LOST_AFTER:
-                silent = "the machine of rank 0 or of the launcher has not answered for"
-                self.failure = Failure(f"{silent} {LOST_AFTER:.0f} s")
+                what = f"has not answered for {LOST_AFTER:.0f} s"
+                self.failure = Failure(f"the machine of rank 0 or of the launcher {what}")
         if self.failure is not None and not self.stopped.wait(GRACE_PERIOD):
             self._abort_process(self.failure)
 
@@ -81,11 +75,7 @@ class Heartbeat(threading.Thread):
     def close(self) -> None:
         """Stop because of a signal, and record it, so that the other ranks do not report this one as lost."""
         self.stopped.set()
-        try:
-            with self._locked_store() as store:
-                store.set(f"closed/{self.rank}", "")
-        except Exception:  # the store is gone, and the others with it
-            return
+        self._try_store(lambda store: store.set(f"closed/{self.rank}", ""))
 
     def _poll_store(self) -> None:
         beats = 0
@@ -109,18 +99,19 @@ class Heartbeat(threading.Thread):
         finally:
             self.store_lock.release()
 
-    def _store_has(self, key: str) -> bool:
+    def _try_store(self, use: Callable[[Any], Any]) -> Any:
+        """What `use` gets from the store; None if the store is gone or does not answer."""
         try:
             with self._locked_store() as store:
-                return store.check([key])
-        except Exception:  # the store is gone
-            return False
+                return use(store)
+        except Exception:  # the type depends on how the connection to the store broke
+            return None
 
-    def _beat(self, count: int) -> None:
-        self.store.set(f"alive/{self.rank}", str(count))
+    def _store_has(self, key: str) -> bool:
+        return bool(self._try_store(lambda store: store.check([key])))
 
     def _check_others(self, beats: int) -> Failure | None:
-        self._beat(beats)
+        self.store.set(f"alive/{self.rank}", str(beats))
         if (reported := self._reported_failure()) is not None:
             return reported
         now = time.monotonic()
@@ -130,9 +121,12 @@ class Heartbeat(threading.Thread):
             if beat != last:
                 self.last_beats[other] = (beat, now)
             elif now - since > LOST_AFTER:
-                what = f"has sent no heartbeat for {LOST_AFTER:.0f} s"
-                return Failure.of_rank(self.members[other], len(self.members), what)
+                return self._failure_of(self.members[other], f"has sent no heartbeat for {LOST_AFTER:.0f} s")
         return None
+
+    def _failure_of(self, member: dict[str, Any], what: str) -> Failure:
+        process = f"process {member['process']} on {member['host']}"
+        return Failure(f"rank {member['rank']} of {len(self.members)} ({process}) {what}")
 
     def _reported_failure(self) -> Failure | None:
         """The error that another rank reported before it ended."""
@@ -163,8 +157,7 @@ class Heartbeat(threading.Thread):
     def ended_rank(self) -> Failure | None:
         """A rank on this machine whose process has ended, unless it closed because of a signal."""
         ended = [m for m in self.members if self._has_ended(m) and not self._store_has(f"closed/{m['rank']}")]
-        what = "ended unexpectedly (killed, or out of memory)"
-        return Failure.of_rank(ended[0], len(self.members), what) if ended else None
+        return self._failure_of(ended[0], "ended unexpectedly (killed, or out of memory)") if ended else None
 
     def _has_ended(self, member: dict[str, Any]) -> bool:
         """Whether the process of a member on this machine has ended; False for another machine."""
@@ -177,34 +170,24 @@ class Heartbeat(threading.Thread):
         """
         report = {"rank": self.rank, "message": error.message, "hint": error.hint, "exit_code": error.exit_code}
         self.stopped.set()
-        try:
-            with self._locked_store() as store:
-                store.compare_set(FAILED_KEY, "", json.dumps(report))
-        except Exception:  # the store is gone: the ranks that are left print below
-            pass
+        self._try_store(lambda store: store.compare_set(FAILED_KEY, "", json.dumps(report)))
         if self.rank != LEADER_RANK and self._leader_printed():
             return
         if self.claim_printing():
             show()
-        if self.rank == LEADER_RANK:
-            self._wait_for_confirmations()
+        if self.rank == LEADER_RANK:  # the store may live in this process: the others must read it before it ends
+            others = [m for m in self.members if m["rank"] != self.rank]
+            _wait_for(lambda: all(self._store_has(f"confirmed/{m['rank']}") or self._has_ended(m) for m in others))
 
     def claim_printing(self) -> bool:
         """Whether this rank prints: the first to ask does. Without a store, the first rank left on each machine."""
-        try:
-            with self._locked_store() as store:
-                return store.compare_set(PRINTED_KEY, "", str(self.rank)).decode() == str(self.rank)
-        except Exception:  # the store is gone
-            return self._is_first_survivor()
-
-    def _is_first_survivor(self) -> bool:
-        """Whether the lower ranks on this machine have ended. A process that is being killed closes its connections
-        shortly before it counts as ended; a leader that prints stays longer than that."""
-        host, deadline = self.members[self.rank]["host"], time.monotonic() + REPORT_WAIT / 2
+        printing = self._try_store(lambda store: store.compare_set(PRINTED_KEY, "", str(self.rank)).decode())
+        if printing is not None:
+            return printing == str(self.rank)
+        # A killed process closes its connections shortly before it counts as ended; a leader that prints stays longer.
+        host = self.members[self.rank]["host"]
         lower = [m["process"] for m in self.members[: self.rank] if m["host"] == host]
-        while not (ended := all(process_has_ended(p, or_stopped=True) for p in lower)) and time.monotonic() < deadline:
-            time.sleep(REPORT_WAIT / 40)
-        return ended
+        return _wait_for(lambda: all(process_has_ended(p, or_stopped=True) for p in lower), share=0.5)
 
     def _leader_printed(self) -> bool:
         """Whether another rank has printed, within the time the leader may need to notice the failure."""
@@ -222,15 +205,6 @@ class Heartbeat(threading.Thread):
             time.sleep(REPORT_WAIT / 40)
         return False
 
-    def _wait_for_confirmations(self) -> None:
-        """The store may live in this process: the others must have read it before this process ends."""
-        deadline = time.monotonic() + REPORT_WAIT
-        others = [m for m in self.members if m["rank"] != self.rank]
-        while time.monotonic() < deadline:
-            if all(self._store_has(f"confirmed/{m['rank']}") or self._has_ended(m) for m in others):
-                return
-            time.sleep(REPORT_WAIT / 40)
-
     def _abort_process(self, failure: Failure) -> None:
         """End this process when its work does not notice the failure, for instance in a long computation."""
 
@@ -241,6 +215,14 @@ class Heartbeat(threading.Thread):
 
         self.report_failure(failure.error(), show)
         os._exit(failure.exit_code)
+
+
+def _wait_for(condition: Callable[[], bool], share: float = 1.0) -> bool:
+    """Whether the condition becomes true within this share of REPORT_WAIT."""
+    deadline = time.monotonic() + share * REPORT_WAIT
+    while not (reached := condition()) and time.monotonic() < deadline:
+        time.sleep(REPORT_WAIT / 40)
+    return reached
 
 
 def process_has_ended(process: int, or_stopped: bool = False) -> bool:

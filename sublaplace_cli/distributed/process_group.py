@@ -50,29 +50,25 @@ class ProcessGroup:
             self._until_done(self._waiter.submit(self._join))
         except (RuntimeError, ValueError) as error:
             signals.check()
-            raise RunError(
-                f"rank {self.rank} of {self.size} could not join the others within {JOIN_TIMEOUT.seconds} s: {error}",
-                hint="check that all ranks have started and can reach MASTER_ADDR:MASTER_PORT",
-            ) from error
-        own = {"rank": self.rank, "host": socket.gethostname(), "process": os.getpid(), "device": str(device)}
-        self.members = self.exchange(own)
+            problem = f"could not join the others within {JOIN_TIMEOUT.seconds} s: {error}"
+            hint = "check that all ranks have started and can reach MASTER_ADDR:MASTER_PORT"
+            raise RunError(f"rank {self.rank} of {self.size} {problem}", hint=hint) from error
+        host = socket.gethostname()
+        self.members = self.exchange({"rank": self.rank, "host": host, "process": os.getpid(), "device": str(device)})
         if device.type == "cuda" and self.workers_on_device > 1:
-            raise UserError(
-                f"{self.workers_on_device} ranks share {device} on {socket.gethostname()}; nccl needs one GPU per rank",
-                hint="start at most one rank per GPU on each machine, or use --device cpu",
-            )
+            hint = "start at most one rank per GPU on each machine, or use --device cpu"
+            found = f"{self.workers_on_device} ranks share {device} on {host}"
+            raise UserError(f"{found}; nccl needs one GPU per rank", hint=hint)
         self.heartbeat = Heartbeat(self.store.clone(), self.rank, self.members)
         self.heartbeat.start()
 
     def _join(self) -> None:
         rendezvous = self._dist.rendezvous("env://", self.rank, self.size, timeout=JOIN_TIMEOUT)
         self.store, _, _ = next(iter(rendezvous))
+        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+        store = self._dist.PrefixStore("work", self.store)
         self._dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo",
-            store=self._dist.PrefixStore("work", self.store),
-            rank=self.rank,
-            world_size=self.size,
-            timeout=COLLECTIVE_TIMEOUT,
+            backend, store=store, rank=self.rank, world_size=self.size, timeout=COLLECTIVE_TIMEOUT
         )
 
     # --- core.workers.WorkerGroup -------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 torchrun, or any other launcher, sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 

@@ -1,26 +1,17 @@
 """Result formats for CI: JUnit XML, and annotations of GitHub Actions."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree
 
-from ..results.gate import Check
+from ..results.gate import checks_of
 from ..results.result import Answer
 from .text import gate_summary, markdown, title
 
 
-def _checks(answer: Answer) -> tuple[Check, ...]:
-    return () if answer.gate is None else answer.gate.checks
-
-
 def junit(answer: Answer) -> str:
     """One test case per check: a failure if a limit is broken, an error if it could not be judged."""
-    checks = _checks(answer)
-    counts = {
-        "tests": str(len(checks)),
-        "failures": str(sum(check.passed is False for check in checks)),
-        "errors": str(sum(check.passed is None for check in checks)),
-    }
+    checks = checks_of(answer)
+    failures, errors = (sum(check.passed is outcome for check in checks) for outcome in (False, None))
+    counts = {"tests": str(len(checks)), "failures": str(failures), "errors": str(errors)}
     root = ElementTree.Element("testsuites", {"name": "sublaplace", **counts})
     suite = ElementTree.SubElement(root, "testsuite", {"name": "sublaplace evaluate", **counts})
     for check in checks:
@@ -42,17 +33,15 @@ def _xml(text: str) -> str:
 
 
 def github(answer: Answer) -> str:
-    """One error per broken limit, one warning per limit that was not judged or is broken within its standard error.
-
-    Limits that hold have one notice in common: a step shows only ten annotations of each kind.
-    """
+    """One error per broken limit, one warning per limit that was not judged or is broken within its standard error."""
     lines = []
-    for check in _checks(answer):
+    for check in checks_of(answer):
         if check.verdict != "passed":
             kind = "error" if check.verdict == "failed" else "warning"
-            name = _property(f"sublaplace: {check.metric} {check.verdict}")
+            name = _data(f"sublaplace: {check.metric} {check.verdict}").replace(":", "%3A").replace(",", "%2C")
             lines.append(f"::{kind} title={name}::{_data(check.description)}")
-    whole = gate_summary(answer) if _checks(answer) else title(answer)
+    # Limits that hold have one notice in common: a step shows only ten annotations of each kind.
+    whole = gate_summary(answer) if checks_of(answer) else title(answer)
     return "\n".join([*lines, f"::notice title=sublaplace::{_data(whole or 'done')}"])
 
 
@@ -63,7 +52,3 @@ def github_summary(answer: Answer) -> str:
 
 def _data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")

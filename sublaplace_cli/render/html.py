@@ -1,7 +1,5 @@
 """`--report FILE`: one self-contained HTML file with table, pictures, gate, provenance and how to reproduce it."""
 
-from __future__ import annotations
-
 import base64
 import html
 import json
@@ -13,7 +11,7 @@ from ..catalog import PICTURES, load
 from ..results.figures import Figures
 from ..results.metric_table import METRICS
 from ..results.result import Result, SweepResult
-from .text import short_grid, title
+from .text import short, short_grid, title
 
 PICTURE_HEADINGS = {
     "curves": "W2 and coverage over k",
@@ -145,18 +143,13 @@ def _table(columns: list[str], rows: list[list[str]], text_from: int | None = No
         kinds = [" class='text'" if text_from is not None and i >= text_from else "" for i in range(len(values))]
         return "".join(f"<{tag}{kind}>{_text(value)}</{tag}>" for kind, value in zip(kinds, values, strict=True))
 
+    head = f"<thead><tr>{cells('th', columns)}</tr></thead>"
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return (
-        f"<div class='scroll'><table><thead><tr>{cells('th', columns)}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+    return f"<div class='scroll'><table>{head}<tbody>{body}</tbody></table></div>"
 
 
 def _number(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, (dict, list)):
-        return json.dumps(value)
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return json.dumps(value) if isinstance(value, (dict, list)) else short(value)
 
 
 def _text(value: str) -> str:

@@ -5,8 +5,6 @@ Needs matplotlib (extra [plot]) but no screen. Colours are those of Okabe and It
 apart; every line also has its own marker.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from ..catalog import FULL, METHODS, NAMES_PREFIX
-from ..results.figures import Figures, Series
+from ..results.figures import Figures
 from ..results.metric_table import METRICS, NOMINAL, Metric
 from ..results.result import Result, Row, SweepResult
 
@@ -155,19 +153,10 @@ def calibration(_result: Result | SweepResult, figures: Figures) -> Figure:
     figure = _figure(7.2, 5)
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="0.6", linewidth=1, label="perfect")
-    _lines(axes, figures.calibration)
-    axes.set(xlabel=figures.calibration_axes[0], ylabel=figures.calibration_axes[1])
-    axes.set(xlim=(0, 1.01), ylim=(0, 1.01), box_aspect=1)
-    axes.grid(visible=True, color="0.9")
-    figure.legend(frameon=False, fontsize=8, loc="outside right upper")
-    axes.set_title("Calibration on the test rows", fontsize=10)
+    for number, line in enumerate(figures.calibration):
+        axes.plot(line.x, line.y, label=line.label, markersize=4, linewidth=1.4, **_style(number))
+    _finish_square(axes, 1.01, "Calibration on the test rows", figures.calibration_axes)
     return figure
-
-
-def _lines(axes: Axes, series: Sequence[Series]) -> None:
-    for number, line in enumerate(series):
-        style: dict[str, Any] = {"color": _colour(number), "marker": _marker(number)}
-        axes.plot(line.x, line.y, label=line.label, markersize=4, linewidth=1.4, **style)
 
 
 def scatter(_result: Result | SweepResult, figures: Figures) -> Figure:
@@ -175,25 +164,27 @@ def scatter(_result: Result | SweepResult, figures: Figures) -> Figure:
     figure = _figure(7.2, 5)
     axes = figure.subplots()
     for number, cloud in enumerate(figures.scatter):
-        style: dict[str, Any] = {"color": _colour(number), "marker": _marker(number)}
-        axes.scatter(cloud.x, cloud.y, label=cloud.label, s=10, alpha=0.6, linewidths=0, **style)
+        axes.scatter(cloud.x, cloud.y, label=cloud.label, s=10, alpha=0.6, linewidths=0, **_style(number))
     # Equal axes up to the largest σ_full, so that outliers do not squeeze the other points.
     top = 1.05 * max((max(cloud.x) for cloud in figures.scatter), default=1.0) or 1.0
     beyond = sum(value > top for cloud in figures.scatter for value in cloud.y)
     axes.plot([0, top], [0, top], color="0.6", linewidth=1, label="σ = σ_full", zorder=0)
-    axes.set(xlim=(0, top), ylim=(0, top), box_aspect=1)
-    axes.set_xlabel("σ_full, standard deviation by the full posterior")
-    axes.set_ylabel("σ, standard deviation by the method")
-    axes.grid(visible=True, color="0.9")
-    figure.legend(frameon=False, fontsize=8, loc="outside right upper")
+    labels = ("σ_full, standard deviation by the full posterior", "σ, standard deviation by the method")
     note = f" ({beyond} points lie above)" if beyond else ""
-    axes.set_title(f"Epistemic standard deviations on the test rows{note}", fontsize=10)
+    _finish_square(axes, top, f"Epistemic standard deviations on the test rows{note}", labels)
     return figure
+
+
+def _finish_square(axes: Axes, top: float, title: str, labels: tuple[str, str]) -> None:
+    axes.set(xlabel=labels[0], ylabel=labels[1], xlim=(0, top), ylim=(0, top), box_aspect=1)
+    axes.grid(visible=True, color="0.9")
+    axes.figure.legend(frameon=False, fontsize=8, loc="outside right upper")
+    axes.set_title(title, fontsize=10)
 
 
 def layer_map(_result: Result | SweepResult, figures: Figures) -> Figure:
     """The share of each layer's parameters that each sub-network holds."""
-    labels = list(figures.layers[0].chosen) if figures.layers else []
+    labels = list(figures.layers[0].chosen)
     layers = _grouped(figures)
     figure = _figure(3.6 + 1.1 * len(labels), 1.6 + 0.28 * len(layers))
     axes = figure.subplots()
@@ -201,10 +192,8 @@ def layer_map(_result: Result | SweepResult, figures: Figures) -> Figure:
     image = axes.imshow(shares, aspect="auto", cmap="cividis", vmin=0, vmax=1)
     for i, (_, _, chosen) in enumerate(layers):
         for j, label in enumerate(labels):
-            dark = shares[i][j] < 0.5
-            axes.text(
-                j, i, f"{chosen[label]:,}", ha="center", va="center", fontsize=7, color="white" if dark else "black"
-            )
+            colour = "white" if shares[i][j] < 0.5 else "black"
+            axes.text(j, i, f"{chosen[label]:,}", ha="center", va="center", fontsize=7, color=colour)
     axes.set_yticks(range(len(layers)), [f"{name}  ({size:,})" for name, size, _ in layers], fontsize=8)
     axes.set_xticks(range(len(labels)), [label.replace(" (", "\n(") for label in labels], fontsize=8)
     figure.colorbar(image, ax=axes, label="share of the layer's parameters")
@@ -241,6 +230,10 @@ def _colour(number: int) -> str:
 def _marker(number: int) -> str:
     """Shifted by one each time that the colours start again."""
     return MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
+
+
+def _style(number: int) -> dict[str, Any]:
+    return {"color": _colour(number), "marker": _marker(number)}
 
 
 def _figure(width: float, height: float) -> Figure:

@@ -4,14 +4,13 @@ To add one: write `name(answer) -> str` here, add it to `catalog.FORMATS`, add a
 The result of `evaluate` is a table of its rows; a listing is a table of names and values.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json
 from typing import Any
 
 from ..catalog import FULL
+from ..results.gate import checks_of
 from ..results.metric_table import COLUMN_KEYS, METRICS
 from ..results.result import Answer, Listing, Result, SweepResult
 from ..sizes import format_bytes
@@ -23,10 +22,8 @@ SHOWN = ("checkpoint", "seed", "method", "k", *(key for metric in _COLUMNS for k
 # Shown only if some row has another value.
 HIDDEN_AT = {"seed": 0, **{metric.name: column.hidden_at for metric, column in _COLUMNS.items()}}
 # Dropped in this order if the terminal is too narrow: a truncated number is worse than none.
-DROPPED_FIRST = (
-    *_ERROR_COLUMNS,
-    *(name for _, name in sorted((column.dropped, m.name) for m, column in _COLUMNS.items() if column.dropped)),
-)
+_BY_IMPORTANCE = sorted((column.dropped, metric.name) for metric, column in _COLUMNS.items() if column.dropped)
+DROPPED_FIRST = (*_ERROR_COLUMNS, *(name for _, name in _BY_IMPORTANCE))
 MEAN_LABEL = "mean"  # in place of a checkpoint
 VALUE_HEADING = "value"  # of a column that holds words as well as numbers
 LEFT_ALIGNED = ("checkpoint", "method", VALUE_HEADING)
@@ -40,22 +37,19 @@ def jsonl(answer: Answer) -> str:
 
 def csv_text(answer: Answer) -> str:
     """All keys of the rows in full precision; empty where there is no value."""
-    return _delimited(*_full_grid(answer), ",")
+    return _delimited(answer, ",")
 
 
 def tsv(answer: Answer) -> str:
     """Tab-separated, for pipes."""
-    return _delimited(*_full_grid(answer), "\t")
+    return _delimited(answer, "\t")
 
 
 def markdown(answer: Answer) -> str:
     """A table for a README or a pull request."""
     columns, rows = short_grid(answer)
     lines = [f"**{title(answer)}**", ""] if title(answer) else []
-    lines += [
-        "| " + " | ".join(columns) + " |",
-        "|" + "|".join([" --- ", *[" ---: "] * (len(columns) - 1)]) + "|",
-    ]
+    lines += ["| " + " | ".join(columns) + " |", "| --- |" + " ---: |" * (len(columns) - 1)]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     if checks := gate_lines(answer):
         lines += ["", *(f"* {line}" for line in checks)]
@@ -87,14 +81,14 @@ def rich_table(columns: list[str], rows: list[list[str]]) -> Any:
 
 def gate_lines(answer: Answer) -> list[str]:
     """The gate in words: one line per limit that is broken or not judged, and how many limits hold."""
-    checks = () if answer.gate is None else answer.gate.checks
+    checks = checks_of(answer)
     lines = [f"{check.verdict}: {check.description}" for check in checks if check.verdict != "passed"]
     return [*lines, gate_summary(answer)] if checks else []
 
 
 def gate_summary(answer: Answer) -> str:
     """The whole gate in one line."""
-    checks = () if answer.gate is None else answer.gate.checks
+    checks = checks_of(answer)
     return f"gate: {sum(bool(check.passed) for check in checks)} of {len(checks)} limits hold"
 
 
@@ -105,10 +99,9 @@ def title(answer: Answer) -> str:
     setup = answer.setup
     noise = "" if setup.noise_variance is None else f", noise variance {setup.noise_variance:.4g}"
     runs = f"{len(answer.members)} runs, " if isinstance(answer, SweepResult) else ""
-    return (
-        f"{setup.task}: {runs}{setup.n_train} training rows, {setup.n_test} test rows, "
-        f"{setup.n_params} parameters, prior precision {_short(setup.prior_precision)}{noise}"
-    )
+    rows = f"{setup.n_train} training rows, {setup.n_test} test rows"
+    prior = f"prior precision {short(setup.prior_precision)}"
+    return f"{setup.task}: {runs}{rows}, {setup.n_params} parameters, {prior}{noise}"
 
 
 def short_grid(answer: Answer, width: int | None = None) -> tuple[list[str], list[list[str]]]:
@@ -133,12 +126,17 @@ def _listing_rows(listing: Listing) -> list[list[str]]:
     return [[name, _in_words(name, value)] for name, value in [*flat, *nested] if value is not None]
 
 
-def _full_grid(answer: Answer) -> tuple[list[str], list[list[Any]]]:
+def _delimited(answer: Answer, delimiter: str) -> str:
     if isinstance(answer, Listing):
         flat = {k: json.dumps(v) if isinstance(v, (dict, list)) else v for k, v in answer.as_dict().items()}
-        return list(flat), [list(flat.values())]
-    columns = [key for key in answer.rows[0].as_dict() if key != "why"]
-    return columns, [[row.get(key) for key in columns] for row in _all_rows(answer)]
+        columns, rows = list(flat), [flat]
+    else:
+        columns, rows = [key for key in answer.rows[0].as_dict() if key != "why"], _all_rows(answer)
+    out = io.StringIO()
+    writer = csv.writer(out, delimiter=delimiter, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([row.get(key) for key in columns] for row in rows)  # None is written as nothing
+    return out.getvalue()
 
 
 def _all_rows(result: Result | SweepResult) -> list[dict[str, Any]]:
@@ -153,15 +151,7 @@ def _all_rows(result: Result | SweepResult) -> list[dict[str, Any]]:
 def _with_error(row: dict[str, Any], key: str) -> str:
     """A value; in a mean over runs with its standard error."""
     error = row.get(f"{key}_se") if "n" in row else None
-    return _short(row.get(key)) if error is None else f"{_short(row.get(key))} ± {error:.2g}"
-
-
-def _delimited(columns: list[str], rows: list[list[Any]], delimiter: str) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, delimiter=delimiter, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([["" if value is None else value for value in row] for row in rows])
-    return out.getvalue()
+    return short(row.get(key)) + ("" if error is None else f" ± {error:.2g}")
 
 
 def _in_words(name: str, value: Any) -> str:
@@ -169,12 +159,11 @@ def _in_words(name: str, value: Any) -> str:
         return ", ".join(map(str, value)) or "–"
     if isinstance(value, int) and name.startswith(("memory_", "bytes_", "files: ")):
         return format_bytes(value)
-    return _short(value)
+    return short(value)
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value in a table: four digits of a number, – for None."""
     if value is None:
         return "–"
-    if isinstance(value, bool) or not isinstance(value, float):
-        return str(value)
-    return f"{value:.4g}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -127,6 +127,11 @@ def judge(result: Judged, limits: Sequence[Limit], baseline: Baseline | None, si
     return replace(result, gate=Gate(tuple(checks), comparison))
 
 
+def checks_of(answer: Answer) -> tuple[Check, ...]:
+    """All checks of an answer; none if nothing was judged."""
+    return () if answer.gate is None else answer.gate.checks
+
+
 def exit_code(result: Answer) -> int:
     """0: all limits hold, 1: one is broken, 4: one could not be judged; 1 wins over 4."""
     return 0 if result.gate is None else {True: 0, False: 1, None: 4}[result.gate.passed]

@@ -1,18 +1,21 @@
 """Whole commands from Python: the same options, the same artifacts, the same result."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from ..cli.settings import Settings
 from ..cli.usage import parse_job
+from ..errors import UserError, suggestion
 from ..files.spec.loading import find_spec, load_spec
 from ..reporter import Reporter, Silent
+
+RUNNABLE = ("jacobians", "select", "fit", "evaluate")
 
 
 def run_command(command: str, *, reporter: Reporter | None = None, **options: Any) -> dict[str, Any]:
     """Run `jacobians`, `select`, `fit` or `evaluate` in this process; returns the result as `--json` prints it.
 
-    Options are those of the command line, with `_` for `-`: text as typed, tuples for options that may be repeated.
+    Options are those of the command line, with `_` for `-`: as typed, lists for options that may be repeated.
 
     >>> result = run_command("evaluate", spec=spec, method="gradient,map", k="20")
     >>> [row["method"] for row in result["rows"]]
@@ -20,10 +23,18 @@ def run_command(command: str, *, reporter: Reporter | None = None, **options: An
     """
     from ..commands.runner import run_job
 
-    job = parse_job(command, Settings(**{name: _typed(value) for name, value in options.items()}))
+    if command not in RUNNABLE:
+        raise UserError(f"unknown command '{command}'", hint=suggestion(command, RUNNABLE))
+    job = parse_job(command, Settings(**{name: _typed(name, value) for name, value in options.items()}))
     spec = load_spec(job.project.spec or find_spec(Path.cwd()))
     return run_job(job, spec, Silent() if reporter is None else reporter).answer.as_dict()
 
 
-def _typed(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _typed(name: str, value: Any) -> Any:
+    """As the command line would hand it over: `k=20` and paths as text are fine."""
+    kinds = str(get_type_hints(Settings).get(name))
+    if isinstance(value, (list, tuple)):
+        return tuple(map(Path, value)) if "Path" in kinds else tuple(value)
+    if value is None or isinstance(value, bool):
+        return value
+    return Path(value) if "Path" in kinds else str(value) if "str" in kinds else value

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from .. import device as devices
 from ..catalog import BY_NAME, METHODS, NAMES_PREFIX, load, load_check
 from ..core.jacobian.blocks import DenseBlock
-from ..core.jacobian.capture import Capture, prepare_capture
+from ..core.jacobian.capture import SAMPLE_ROWS, Capture, prepare_capture
 from ..core.jacobian.rows import BlockBuffer, HeldJacobian, Jacobian, RecomputedJacobian
 from ..core.likelihoods import Likelihood
 from ..core.network.forward import Inputs, evenly_spaced, last_linear, map_inputs, outputs, row_count
@@ -22,8 +23,6 @@ from ..core.posterior.rescale import Kind, RescaledPosterior, left_out, rescale_
 from ..core.posterior.subnet import SubnetPosterior
 from ..core.selectors import Selection, SelectionProblem, SelectorFacts, checked
 from ..errors import UserError, suggestion
-
-SAMPLE_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -65,10 +64,7 @@ def jacobian(
     >>> J.outputs.shape
     torch.Size([20, 1])
     """
-    if model.training:
-        raise UserError("the network is in training mode", hint="call model.eval() first")
-    if rows_per_pass is not None and rows_per_pass < 1:
-        raise UserError(f"rows_per_pass = {rows_per_pass}, expected at least 1")
+    _check(model, x, like, rows_per_pass)
     if like is None:
         sample = evenly_spaced(x, SAMPLE_ROWS)
         budget = _memory(memory, next(model.parameters()).device)
@@ -92,6 +88,19 @@ def jacobian(
     return NetworkJacobian(capture.layout, torch.cat(fs), held.blocks, capture, names)
 
 
+def _check(model: nn.Module, x: Inputs, like: NetworkRows | None, rows_per_pass: int | None) -> None:
+    if model.training:
+        raise UserError("the network is in training mode", hint="call model.eval() first")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError("the network has no trainable parameter", hint="check requires_grad")
+    if row_count(x) == 0:
+        raise UserError("there are no rows to differentiate")
+    if like is not None and like.capture.model is not model:
+        raise UserError("`like` is the Jacobian of another network", hint="leave it out")
+    if rows_per_pass is not None and rows_per_pass < 1:
+        raise UserError(f"rows_per_pass = {rows_per_pass}, expected at least 1")
+
+
 def _cut(x: Inputs, start: int, stop: int) -> Inputs:
     return map_inputs(lambda t: t[start:stop], x)
 
@@ -105,6 +114,8 @@ def dense_jacobian(values: Tensor, f: Tensor | None = None) -> HeldJacobian:
     """
     if values.ndim != 3:
         raise UserError(f"the Jacobian has the shape {tuple(values.shape)}, expected (rows, outputs, parameters)")
+    if f is not None and f.shape != values.shape[:2]:
+        raise UserError(f"the outputs have the shape {tuple(f.shape)}, expected {tuple(values.shape[:2])}")
     layout = Layout.from_shapes([("theta", (values.shape[2],))])
     f = torch.zeros(values.shape[:2], dtype=torch.float64, device=values.device) if f is None else f.double()
     return HeldJacobian(layout, f, (DenseBlock(0, values),))
@@ -126,12 +137,18 @@ def precision(
     True
     """
     layout, device = jacobian.layout, jacobian.outputs.device
+    likelihood.check_outputs(jacobian.outputs.shape[1])
+    if likelihood.noise_variance is not None and not likelihood.noise_variance > 0:
+        raise UserError(f"the noise variance is {likelihood.noise_variance:g}, expected a positive number")
     if isinstance(prior_precision, Mapping):
         prior = layout.vector(prior_precision)
     else:
-        prior = torch.as_tensor(prior_precision, dtype=torch.float64).expand(layout.size).clone()
-    if not bool((prior > 0).all()):
-        raise UserError("prior precisions must be positive")
+        asked = torch.as_tensor(prior_precision, dtype=torch.float64)
+        if asked.shape not in ((), (layout.size,)):
+            raise UserError(f"the prior has the shape {tuple(asked.shape)}, expected one number or ({layout.size},)")
+        prior = asked.expand(layout.size).clone()
+    if not bool(((prior > 0) & prior.isfinite()).all()):
+        raise UserError("prior precisions must be positive and finite")
     root = likelihood.root(jacobian.outputs)
     return Precision(jacobian, root, prior.to(device), _memory(memory, device))
 
@@ -159,10 +176,10 @@ def select(omega: Precision, method: str = "gradient", k: int = 1000, *, pool: s
 
 
 def _parameters(rows: Jacobian, like: Tensor) -> Tensor:
-    """θ (p,); zeros where the network is not known."""
+    """θ (p,); NaN where the network is not known."""
     if isinstance(rows, (NetworkJacobian, StreamedJacobian)):
         return rows.layout.flatten(rows.capture.model)
-    return torch.zeros_like(like)
+    return torch.full_like(like, float("nan"))
 
 
 def fit(
@@ -175,6 +192,8 @@ def fit(
     True
     """
     posterior = path.fit_subnet(omega, _indices(omega, selection))
+    if rescale not in get_args(Kind):
+        raise UserError(f"unknown rescaling '{rescale}'", hint=suggestion(rescale, get_args(Kind)))
     if rescale == "none":
         return posterior
     norms = row_norms(omega.jacobian, omega.prior, omega.memory)
@@ -189,7 +208,11 @@ def fit_path(omega: Precision, selection: Selection | Tensor, ks: Sequence[int])
     >>> [len(posterior.indices) for posterior in fit_path(omega, select(omega, "gradient", k=10), [2, 5, 10])]
     [2, 5, 10]
     """
-    return path.fit_path(omega, _indices(omega, selection), list(ks))
+    S = _indices(omega, selection)
+    for k in ks:
+        if not 1 <= k <= len(S):
+            raise UserError(f"k = {k} is out of range: the selection has {len(S)} parameters")
+    return path.fit_path(omega, S, list(ks))
 
 
 def variances(posteriors: Sequence[SubnetPosterior], jacobian: Jacobian) -> list[Tensor]:

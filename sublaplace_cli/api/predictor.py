@@ -15,7 +15,7 @@ from .. import device as devices
 from ..architectures.binary_logodds import add_binary_logodds
 from ..catalog import FULL
 from ..core.column_pass import ColumnPass
-from ..core.jacobian.capture import Capture, prepare_capture
+from ..core.jacobian.capture import SAMPLE_ROWS, Capture, prepare_capture
 from ..core.network.digest import network_digest
 from ..core.network.forward import Inputs, evenly_spaced, map_inputs, row_count
 from ..core.network.layout import Layout
@@ -28,7 +28,6 @@ from ..files.spec.data import DataSpec
 from ..run.posteriors import Fitted, read_fitted, read_prior, scales_of
 from ..run.run import parameter_table
 
-SAMPLE_ROWS = 8
 ROWS_PER_PASS = 256
 Prepare = Callable[[Tensor, Tensor], Tensor]
 

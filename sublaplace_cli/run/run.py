@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import __version__
 from .. import device as devices
-from ..core.jacobian.capture import prepare_capture
+from ..core.jacobian.capture import SAMPLE_ROWS, prepare_capture
 from ..core.likelihoods import Likelihood
 from ..core.network.digest import network_digest
 from ..core.network.forward import last_linear
@@ -34,8 +34,6 @@ from .rows.passes import Passes
 from .rows.row_shards import RowSource
 from .rows.row_storage import RowStorage
 from .store import Store
-
-SAMPLE_ROWS = 8  # evenly spaced over the data: the network is checked on them before the work starts
 
 
 @dataclass(frozen=True)

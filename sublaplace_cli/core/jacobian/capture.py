@@ -30,6 +30,7 @@ FEW_ROWS = 16
 MOST_ROWS_PER_PASS = 4096
 PASSES = 3  # at least this many over a split with enough rows, so that several processes can divide them
 LEAST_ROWS = 8
+SAMPLE_ROWS = 8  # evenly spaced over the data: the network is checked on them before the work starts
 CHECKED_ROWS = 4  # rows whose pass is measured for its memory and compared with plain autograd
 
 

@@ -92,5 +92,5 @@ def _quadratic(g: Tensor, turned: _Turned | None, prior: Tensor) -> Tensor:
     return (G.square() / (turned.data + prior[0])).sum(dim=(1, 2))
 
 
-def _within(inner: slice, outer: slice) -> bool:
-    return outer.start <= inner.start and inner.stop <= outer.stop
+def _within(part: slice, whole: slice) -> bool:
+    return whole.start <= part.start and part.stop <= whole.stop

@@ -15,6 +15,8 @@ def pool_size(pool: str, k: int, p: int) -> int:
         return min(2 * k, p)
     if pool == "paper":
         return min(max(min(2 * k + 1000, p - 1, 30_000), k), p)
+    if not pool.isdecimal():
+        raise UserError(f"'{pool}' is not a pool", hint="expected all, 2k, paper or a number")
     size = int(pool)
     if size < k:
         raise UserError(f"a pool of {size} candidates is smaller than k = {k}", reason=Reason.POOL_TOO_SMALL)

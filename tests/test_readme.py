@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
@@ -136,9 +137,11 @@ def numbers(text):
     return [float(word) for word in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?:e-?\d+)?(?!\w)", text)]
 
 
-def test_every_option_has_help():
-    from sublaplace_cli.cli.options import OPTIONS
-    from sublaplace_cli.cli.settings import Settings
+def test_every_option_has_help_and_a_command():
+    from sublaplace_cli.cli.settings import Settings, Text
 
-    assert {field.name for field in dataclasses.fields(Settings)} == set(OPTIONS)
-    assert all(option.help for option in OPTIONS.values())
+    names = {field.name for field in dataclasses.fields(Settings)}
+    assert names == {name for command in COMMANDS.values() for name in command.fields}
+    for name, hint in typing.get_type_hints(Settings, include_extras=True).items():
+        (text,) = [note for note in hint.__metadata__ if isinstance(note, Text)]
+        assert text.help, name

@@ -42,22 +42,21 @@ def deliver(job: Job, spec_text: str, outcome: Outcome, console: Console) -> int
 
 
 def _write_files(outputs: OutputOptions, outcome: Outcome, spec_text: str) -> None:
-    from ..files.artifacts.atomic import replacing, write_text
+    from ..commands.runner import write_output
 
     for path in outputs.results:
         kind = FORMAT_OF_SUFFIX[path.suffix] if outputs.format == "auto" else outputs.format
-        write_text(path, load(FORMATS[kind])(outcome.answer).rstrip("\n") + "\n")
+        write_output(path, load(FORMATS[kind])(outcome.answer).rstrip("\n") + "\n")
     if outputs.plot is not None:
         from ..render.plots import picture
 
         figure = load(PICTURES[outputs.plot_kind or "curves"])(outcome.answer, outcome.figures)
-        with replacing(outputs.plot) as file:
-            file.write(picture(figure, outputs.plot.suffix.removeprefix(".")))
+        write_output(outputs.plot, picture(figure, outputs.plot.suffix.removeprefix(".")))
     if outputs.report is not None and not isinstance(outcome.answer, Listing):
         from ..render.html import html_report
 
         text = html_report(outcome.answer, outcome.figures, sys.argv[1:], spec_text, __version__)
-        write_text(outputs.report, text)
+        write_output(outputs.report, text)
 
 
 def _stdout_format(outputs: OutputOptions) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ..catalog import FULL
@@ -10,7 +11,7 @@ from ..core.workers import SINGLE_WORKER, WorkerGroup
 from ..device import OUT_OF_MEMORY
 from ..errors import UserError
 from ..files.artifacts.artifact import Artifact, open_artifact
-from ..files.artifacts.atomic import write_text
+from ..files.artifacts.atomic import replacing, write_text
 from ..files.spec.gate import limits_of
 from ..files.spec.loading import LoadedSpec
 from ..reporter import Reporter
@@ -83,6 +84,12 @@ def follow_job(job: Job, spec: LoadedSpec, reporter: Reporter, workers: WorkerGr
     for member in runs_of(job):
         with open_run(member.job, spec, reporter, workers, scales) as run:
             follow(run.row_source, workers)
+
+
+def write_output(path: Path, content: str | bytes) -> None:
+    """Write a file that the command line names: beside it, synced, then renamed."""
+    with replacing(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def _command(job: Job, artifact: Artifact | None) -> Callable[[Run], Evaluation | dict[str, Any]]:

@@ -8,24 +8,20 @@ class Progress(Protocol):
     """Reports how much of a long computation is done."""
 
     def advance(self, amount: int) -> None: ...
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
+
     def __exit__(self, *exc: object) -> None: ...
 
 
 ProgressFactory = Callable[[str, int], Progress]  # (label, total) → progress
 
 
-class NoProgress:
+class NoProgress(Progress):
     """Progress that is not shown."""
 
-    def advance(self, amount: int) -> None:
-        pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
+    def advance(self, amount: int) -> None: ...
+    def __exit__(self, *exc: object) -> None: ...
 
 
 def no_progress(_label: str, _total: int) -> Progress:

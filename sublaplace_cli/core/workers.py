@@ -52,31 +52,24 @@ class WorkerGroup(Protocol):
         """On the leader: there are no more collective calls for now."""
 
 
-class SingleWorker:
-    """One worker that holds all rows."""
+class SingleWorker(WorkerGroup):
+    """One worker that holds all rows: it has nothing to send."""
 
     size, rank, busy, workers_on_device = 1, LEADER, True, 1
 
-    def call_on_all(self, function: str, arguments: Sequence[Any]) -> None:
-        pass
+    def call_on_all(self, function: str, arguments: Sequence[Any]) -> None: ...
+    def broadcast(self, values: Tensor, owner: int) -> None: ...
+    def send_to_leader(self, values: Tensor, owner: int) -> None: ...
+    def end_calls(self) -> None: ...
 
     def sum_to_leader(self, values: Tensor) -> Tensor:
         return values
-
-    def broadcast(self, values: Tensor, owner: int) -> None:
-        pass
-
-    def send_to_leader(self, values: Tensor, owner: int) -> None:
-        pass
 
     def exchange(self, own: Any) -> list[Any]:
         return [own]
 
     def calls(self, find: FindJacobian) -> Iterator[tuple[str, list[Any]]]:
         yield from ()
-
-    def end_calls(self) -> None:
-        pass
 
 
 SINGLE_WORKER = SingleWorker()

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +24,8 @@ class Binary(ClassLikelihood):
             raise UserError(
                 f"a binary task needs one output (a logit), the model has {n_outputs}", reason=Reason.NOT_ONE_LOGIT
             )
+
+    def check_targets(self, targets: np.ndarray, rows: np.ndarray, n_outputs: int, split: str) -> None: ...
 
     def loss(self) -> tuple[nn.Module, float]:
         return nn.BCEWithLogitsLoss(reduction="sum"), 1.0

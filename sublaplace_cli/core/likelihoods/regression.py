@@ -32,6 +32,8 @@ class Regression(Likelihood):
     def kernel_root(self, f: Tensor) -> None:
         return None
 
+    def check_outputs(self, n_outputs: int) -> None: ...
+
     def check_targets(self, targets: np.ndarray, rows: np.ndarray, n_outputs: int, split: str) -> None:
         if targets.shape[1] != n_outputs:
             raise UserError(

@@ -7,7 +7,7 @@ variance that it would have without that row, which has a closed form. No test r
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from ..jacobian.rows import Jacobian
 from ..jacobian.sharded import some_rows
 from ..omega.precision import Precision
 from ..omega.row_sums import column_chunks, row_norms
+from .full import FullPosterior
 from .subnet import SubnetPosterior
 
 Kind = Literal["none", "scale", "hybrid"]
@@ -43,16 +44,7 @@ class Rescale:
         return (1.0 if self.c is None else self.c) * variance + self.b * outside
 
 
-class _LeavesOut(Protocol):
-    """What leaving one training row out needs of a posterior."""
-
-    @property
-    def shares_cancel(self) -> bool: ...
-    def own_shares(self, precision: Precision) -> Tensor: ...
-    def variance(self, jacobian: Jacobian) -> Tensor: ...
-
-
-def left_out(posterior: _LeavesOut, precision: Precision) -> Tensor:
+def left_out(posterior: FullPosterior | SubnetPosterior, precision: Precision) -> Tensor:
     """Variances of the training rows, each without that row (N, C)."""
 
     def directly(rows: list[int]) -> Tensor:

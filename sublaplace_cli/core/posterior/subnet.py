@@ -1,49 +1,57 @@
-"""What the two forms of a sub-network's posterior share: the protocol, their sizes, and which form is smaller."""
+"""What the two forms of a sub-network's posterior share: their base class, their sizes, and which form is smaller."""
 
-from collections.abc import Iterator
-from typing import Literal, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cached_property
+from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from ...errors import Reason, RunError
 from ..jacobian.rows import Jacobian
 from ..omega.precision import Precision
 from ..omega.row_sums import column_chunks
-from . import Posterior
 
 Form = Literal["primal", "dual"]
 WEAK_DATA = 1e-3  # degrees of freedom per row below which their plain difference would lose more than 13 digits
 
 
-class SubnetPosterior(Posterior, Protocol):
+class SubnetPosterior(ABC):
     """Gaussian over the parameters in S; all others stay at their value."""
 
-    @property
-    def form(self) -> Form: ...
-    @property
-    def indices(self) -> Tensor: ...  # S (k,)
-    @property
-    def prior(self) -> Tensor: ...  # v_S (k,)
-    @property
-    def factor(self) -> Tensor: ...
-    @property
-    def condition(self) -> float: ...  # κ = λmax(A′ᵀA′), or a harmless bound of it
+    form: ClassVar[Form]
+    shares_cancel: ClassVar[bool]  # whether small own shares have lost digits
+    indices: Tensor  # S (k,)
+    prior: Tensor  # v_S (k,)
+    factor: Tensor
+    condition: float  # κ = λmax(A′ᵀA′), or a harmless bound of it
+    count_freedom: Callable[[], float]
+    memory: int
+
+    @cached_property
+    def freedom(self) -> float:
+        return self.count_freedom()
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything to store besides numbers."""
+        return {"indices": self.indices, "prior": self.prior, "factor": self.factor}
 
+    def variance(self, jacobian: Jacobian) -> Tensor:
+        parts = [self.column_variance(J_S) for _, J_S in column_chunks(jacobian, self.indices, self.memory)]
+        return torch.cat(parts).reshape(jacobian.outputs.shape)
+
+    @abstractmethod
     def column_variance(self, J_S: Tensor) -> Tensor:
         """g_Sᵀ Ω_SS⁻¹ g_S for J_Sᵀ (k, m·C), which is overwritten → (m·C,)."""
 
+    @abstractmethod
     def draw(self, count: int, seed: int) -> Tensor:
         """Deviations of the parameters in S, each column N(0, Ω_SS⁻¹) (k, count)."""
 
+    @abstractmethod
     def own_shares(self, precision: Precision) -> Tensor:
         """A_n Ω⁻¹ A_nᵀ of every training row (N, C, C)."""
-
-    @property
-    def shares_cancel(self) -> bool:
-        """Whether small own shares have lost digits."""
 
 
 def natural_form(k: int, rows: int) -> Form:
@@ -65,7 +73,7 @@ def require_room(precision: Precision, needed: int, what: str, reason: Reason = 
         )
 
 
-def variance_by_chunks(posterior: SubnetPosterior, jacobian: Jacobian, memory: int) -> Iterator[Tensor]:
-    """`column_variance` of all rows, one chunk of rows at a time."""
-    for _, J_S in column_chunks(jacobian, posterior.indices, memory):
-        yield posterior.column_variance(J_S)
+def require_room_for_subnet(precision: Precision, k: int, form: Form) -> None:
+    """Refuse a posterior over k parameters that is larger than the memory budget."""
+    rows = precision.n_rows
+    require_room(precision, subnet_bytes(k, rows, form), f"a posterior over {k} parameters with {rows} rows")

@@ -2,23 +2,21 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..jacobian.blocks import add_upper
-from ..jacobian.rows import Jacobian
 from ..linalg import column_squares, dual_variance, mirrored, solve_lower, solve_lower_transposed
 from ..omega.precision import Precision
 from .full import factor_gram, own_shares
 from .sampling import standard_normal
-from .subnet import Form, require_room, subnet_bytes, variance_by_chunks
+from .subnet import Form, SubnetPosterior, require_room_for_subnet
 
 
 @dataclass(frozen=True)
-class SubnetDual:
+class SubnetDual(SubnetPosterior):
     """L Lᵀ = I + A′A′ᵀ over S."""
 
     indices: Tensor  # S (k,)
@@ -31,15 +29,8 @@ class SubnetDual:
     form: ClassVar[Form] = "dual"
     shares_cancel: ClassVar[bool] = True
 
-    @cached_property
-    def freedom(self) -> float:
-        return self.count_freedom()
-
     def tensors(self) -> dict[str, Tensor]:
-        return {"indices": self.indices, "prior": self.prior, "factor": self.factor, "columns": self.columns}
-
-    def variance(self, jacobian: Jacobian) -> Tensor:
-        return torch.cat(list(variance_by_chunks(self, jacobian, self.memory))).reshape(jacobian.outputs.shape)
+        return {**super().tensors(), "columns": self.columns}
 
     def column_variance(self, J_S: Tensor) -> Tensor:
         g = J_S.mul_(self.prior.rsqrt().unsqueeze(1))
@@ -70,21 +61,14 @@ class SubnetDual:
 
 def dual_columns(precision: Precision, S: Tensor) -> Tensor:
     """A′ᵀ of these parameters (k, N·C), if there is room for it and the rest of a dual posterior."""
-    _require_room(precision, len(S))
+    require_room_for_subnet(precision, len(S), "dual")
     return precision.columns(S)
-
-
-def _require_room(precision: Precision, k: int) -> None:
-    rows = precision.n_rows
-    require_room(precision, subnet_bytes(k, rows, "dual"), f"a posterior over {k} parameters with {rows} rows")
 
 
 def fit_dual(precision: Precision, S: Tensor, ks: Sequence[int], columns: Tensor | None = None) -> list[SubnetDual]:
     """Posteriors over the first k of S for each k: the Gram matrix grows by the new columns only."""
     rows, v = precision.n_rows, precision.prior[S]
-    if columns is None:
-        _require_room(precision, len(S))
-    A = precision.columns(S) if columns is None else columns  # (k, N·C)
+    A = dual_columns(precision, S) if columns is None else columns  # (k, N·C)
     K = torch.zeros(rows, rows, dtype=torch.float64, device=v.device)
     posteriors, done = [], 0
     for k in ks:

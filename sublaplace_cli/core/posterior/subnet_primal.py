@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..jacobian.blocks import add_upper
-from ..jacobian.rows import Jacobian
 from ..linalg import (
     QR_CONDITION,
     column_squares,
@@ -23,11 +21,11 @@ from ..linalg import (
 )
 from ..omega.precision import Precision
 from .sampling import standard_normal
-from .subnet import WEAK_DATA, Form, require_room, subnet_bytes, variance_by_chunks
+from .subnet import WEAK_DATA, Form, SubnetPosterior, require_room, require_room_for_subnet, subnet_bytes
 
 
 @dataclass(frozen=True)
-class SubnetPrimal:
+class SubnetPrimal(SubnetPosterior):
     """L Lᵀ = I + A′ᵀA′ over S."""
 
     indices: Tensor  # S (k,)
@@ -38,16 +36,6 @@ class SubnetPrimal:
     memory: int
     form: ClassVar[Form] = "primal"
     shares_cancel: ClassVar[bool] = False
-
-    @cached_property
-    def freedom(self) -> float:
-        return self.count_freedom()
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"indices": self.indices, "prior": self.prior, "factor": self.factor}
-
-    def variance(self, jacobian: Jacobian) -> Tensor:
-        return torch.cat(list(variance_by_chunks(self, jacobian, self.memory))).reshape(jacobian.outputs.shape)
 
     def column_variance(self, J_S: Tensor) -> Tensor:
         return self.metric_variance(J_S.mul_(self.prior.rsqrt().unsqueeze(1)))
@@ -70,9 +58,7 @@ class SubnetPrimal:
 
 def fit_primal(precision: Precision, S: Tensor, ks: Sequence[int], columns: Tensor | None = None) -> list[SubnetPrimal]:
     """Posteriors over the first k of S for each k: the factor of a prefix is the leading block of the whole factor."""
-    rows = precision.n_rows
-    what = f"a posterior over {len(S)} parameters with {rows} rows"
-    require_room(precision, subnet_bytes(len(S), rows, "primal"), what)
+    require_room_for_subnet(precision, len(S), "primal")
     v = precision.prior[S]
     L, conditions = primal_factor(precision, S, ks, columns)
 

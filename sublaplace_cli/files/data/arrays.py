@@ -7,18 +7,21 @@ import io
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from ...errors import UserError, suggestion
-from ..spec.data import ArraysSpec
+from ...sizes import format_bytes
 from .columns import Columns, pick_columns
-from .sources import ArrayInputs, ReadRequest, Source, gibibytes, refuse_if_larger
+from .sources import ReadRequest, Source, labelled, map_inputs, refuse_if_larger
+
+Members = dict[str, zipfile.ZipInfo]
 
 BOMB_RATIO = 100
 BOMB_BYTES = 256 * 2**20
@@ -27,62 +30,43 @@ HEADER_BYTES = 64 * 2**10
 SAFETENSORS_ITEM = {"BOOL": 1} | {f"{kind}{8 * size}": size for kind in "UIF" for size in (1, 2, 4, 8)}
 
 
-# --- inputs and targets ----------------------------------------------------------------------------------
-
-
-def _wanted(request: ReadRequest, known: Iterable[str]) -> tuple[str | dict[str, str] | list[str], str | None]:
-    """Names of the input and the target; by default x or X, and y."""
-    names = set(known)
-    arrays: ArraysSpec | None = request.arrays
+def _wanted(request: ReadRequest, names: set[str]) -> tuple[Any, str | None]:
+    """Names of the inputs (one, a tuple or a dict) and of the target; by default x or X, and y."""
+    arrays = request.arrays
     if arrays is None:
         default = next((name for name in ("x", "X") if name in names), None)
         if default is None:
             hint = f"name the input in data.arrays; available: {', '.join(sorted(names)) or 'none'}"
             raise UserError(f"{request.path}: data.arrays is not set, and there is no array 'x' or 'X'", hint=hint)
         return default, "y" if "y" in names else None
-    inputs = list(arrays.input.values()) if isinstance(arrays.input, dict) else arrays.input
-    for name in [inputs] if isinstance(inputs, str) else inputs:
-        _check_known(name, names, request.path)
+    inputs = tuple(arrays.input) if isinstance(arrays.input, list) else arrays.input
     target_may_lack = request.training_path is not None
-    if arrays.target is None or (arrays.target not in names and target_may_lack):
-        return arrays.input, None
-    _check_known(arrays.target, names, request.path)
-    return arrays.input, arrays.target
-
-
-def _check_known(name: str, names: set[str], path: Path) -> None:
-    if name not in names:
-        raise UserError(f"{path}: no array '{name}'", hint=suggestion(name, names))
+    return inputs, None if target_may_lack and arrays.target not in names else arrays.target
 
 
 def _named_source(
-    request: ReadRequest, known: Iterable[str], size: Callable[[str], int], load: Callable[[str], np.ndarray]
+    request: ReadRequest, names: set[str], size: Callable[[str], int], load: Callable[[str], np.ndarray]
 ) -> Source:
     """The source with the wanted arrays of a file, after a check of their total size."""
-    names = set(known)
-    inputs, target = _wanted(request, names)
-    flat = [inputs] if isinstance(inputs, str) else list(inputs.values() if isinstance(inputs, dict) else inputs)
-    needed = list(dict.fromkeys(flat + ([] if target is None else [target])))
-    held = sum(size(name) for name in needed)
-    refuse_if_larger(held, request.memory, str(request.path))
-    loaded = {name: load(name) for name in needed}
-    arrays: ArrayInputs
-    if isinstance(inputs, str):
-        arrays = loaded[inputs]
-    elif isinstance(inputs, dict):
-        arrays = {argument: loaded[name] for argument, name in inputs.items()}
-    else:
-        arrays = tuple(loaded[name] for name in inputs)
+
+    def check_known(name: str) -> None:
+        if name not in names:
+            raise UserError(f"{request.path}: no array '{name}'", hint=suggestion(name, names))
 
     def other_array(name: str) -> np.ndarray:
-        _check_known(name, names, request.path)
+        check_known(name)
         refuse_if_larger(size(name), request.memory - held, f"{request.path}: array '{name}'")
         return load(name)
 
+    inputs, target = _wanted(request, names)
+    needed = dict.fromkeys([*(name for _, name in labelled(inputs)), *filter(None, [target])])
+    for name in needed:
+        check_known(name)
+    held = sum(map(size, needed))
+    refuse_if_larger(held, request.memory, str(request.path))
+    loaded = {name: load(name) for name in needed}
+    arrays = map_inputs(loaded.__getitem__, inputs)
     return Source(request.path, arrays, None if target is None else loaded[target], held, array=other_array)
-
-
-# --- the .npy header -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -99,11 +83,9 @@ class _Header:
     def refuse_other_size(self, stored: int, where: str) -> None:
         """Refuse a file that does not have the size that its header declares."""
         if self.offset + self.data_bytes != stored:
-            raise UserError(
-                f"{where}: its header declares {self.data_bytes} bytes (shape {self.shape}, {self.dtype}), "
-                f"but the file has {stored - self.offset}",
-                hint="it is truncated or damaged: copy or save it again",
-            )
+            declared = f"{self.data_bytes} bytes (shape {self.shape}, {self.dtype})"
+            message = f"{where}: its header declares {declared}, but the file has {stored - self.offset}"
+            raise UserError(message, hint="it is truncated or damaged: copy or save it again")
 
 
 def _read_header(stream: IO[bytes], where: str) -> _Header:
@@ -133,43 +115,33 @@ def _check_dtype(dtype: np.dtype[Any], where: str) -> None:
         raise UserError(f"{where}: dtype {dtype} is not supported", hint="save it as float32, float64 or integers")
 
 
-# --- npz -------------------------------------------------------------------------------------------------
-
-
 def read_npz(request: ReadRequest) -> Source:
     """Arrays of an .npz file; only the members needed are read."""
     path = request.path
     try:
         with zipfile.ZipFile(path) as archive:
-            members = {
-                info.filename.removesuffix(".npy"): info
-                for info in archive.infolist()
-                if info.filename.endswith(".npy")
-            }
+            infos = [info for info in archive.infolist() if info.filename.endswith(".npy")]
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise _unreadable(path, error) from None
-    return _named_source(
-        request,
-        members,
-        size=lambda name: _member_bytes(path, name, members[name]),
-        load=lambda name: _load_member(path, name, members[name]),
-    )
+    members = {info.filename.removesuffix(".npy"): info for info in infos}
+    size, load = partial(_member_bytes, path, members), partial(_load_member, path, members)
+    return _named_source(request, set(members), size, load)
 
 
 def _unreadable(path: Path, error: Exception, what: str = "npz") -> UserError:
     return UserError(f"{path}: not a readable {what} file: {error}", hint="is it complete? copy or save it again")
 
 
-def _member_bytes(path: Path, name: str, info: zipfile.ZipInfo) -> int:
+def _member_bytes(path: Path, members: Members, name: str) -> int:
     """The bytes that a member will take, from its header; refuses hostile ones."""
-    where = f"{path}: array '{name}'"
+    info, where = members[name], f"{path}: array '{name}'"
     if info.flag_bits & 0x1:
         raise UserError(f"{where} is encrypted", hint="save it without a password")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise UserError(f"{where} uses a compression that numpy does not write", hint="use numpy.savez")
     if info.file_size > BOMB_BYTES and info.file_size > BOMB_RATIO * info.compress_size:
         ratio = info.file_size // max(1, info.compress_size)
-        message = f"{where} expands {ratio}-fold to {gibibytes(info.file_size)}: refused as a decompression bomb"
+        message = f"{where} expands {ratio}-fold to {format_bytes(info.file_size)}: refused as a decompression bomb"
         raise UserError(message, hint="if you trust the file, save it again with numpy.savez (not compressed)")
     with _opened(path, info) as stream:
         header = _read_header(stream, where)
@@ -186,12 +158,12 @@ def _opened(path: Path, info: zipfile.ZipInfo) -> Iterator[IO[bytes]]:
         raise _unreadable(path, error) from None
 
 
-def _load_member(path: Path, name: str, info: zipfile.ZipInfo) -> np.ndarray:
-    with _opened(path, info) as stream:
+def _load_member(path: Path, members: Members, name: str) -> np.ndarray:
+    with _opened(path, members[name]) as stream:
         header = _read_header(stream, f"{path}: array '{name}'")
     flat = np.empty(math.prod(header.shape), dtype=header.dtype)
     target = flat.view(np.uint8)
-    with _opened(path, info) as stream:
+    with _opened(path, members[name]) as stream:
         stream.read(header.offset)
         filled = 0
         # Read to the end of the stream: only there is the checksum verified.
@@ -205,22 +177,14 @@ def _load_member(path: Path, name: str, info: zipfile.ZipInfo) -> np.ndarray:
     return flat.reshape(header.shape, order="F" if header.fortran else "C")
 
 
-# --- npy -------------------------------------------------------------------------------------------------
-
-
 def read_npy(request: ReadRequest) -> Source:
     """One array, memory-mapped; a 2-D one may be split by column positions."""
     array = _map_npy(request.path)
     if request.columns is None:
         return Source(request.path, array, None)
-    table, training = _as_table(request.path, array), None
-    if request.training_path is not None:
-        training = _as_table(request.training_path, _map_npy(request.training_path))
-    picked = pick_columns(request.columns, table, training)
-    inputs = _take_columns(array, picked.inputs, request)
-    targets = _take_columns(array, picked.targets, request) if picked.targets else None
-    labels = table.labels(picked.inputs), table.labels(picked.targets)
-    return Source(request.path, inputs, targets, input_columns=labels[0], target_columns=labels[1])
+    picked = pick_columns(request, _as_table(request.path, array), lambda path: _as_table(path, _map_npy(path)))
+    inputs, targets = (_take_columns(array, positions, request) for positions in (picked.inputs, picked.targets))
+    return picked.source(inputs, targets)
 
 
 def _map_npy(path: Path) -> np.ndarray:
@@ -242,13 +206,11 @@ def _as_table(path: Path, array: np.ndarray) -> Columns:
 
 def _take_columns(array: np.ndarray, positions: list[int], request: ReadRequest) -> np.ndarray:
     # Adjacent columns stay a view of the file; all others must be copied.
-    if positions == list(range(positions[0], positions[0] + len(positions))):
-        return array[:, positions[0] : positions[-1] + 1]
+    first = positions[0] if positions else 0
+    if positions == list(range(first, first + len(positions))):
+        return array[:, first : first + len(positions)]
     refuse_if_larger(len(array) * len(positions) * array.itemsize, request.memory, str(request.path))
     return array[:, positions]
-
-
-# --- safetensors -----------------------------------------------------------------------------------------
 
 
 def read_safetensors(request: ReadRequest) -> Source:
@@ -271,7 +233,7 @@ def read_safetensors(request: ReadRequest) -> Source:
 
     try:
         with safe_open(path, framework="numpy") as file:
-            names = list(file.keys())
+            names = set(file.keys())
         return _named_source(request, names, size, load)
     except (SafetensorError, OSError) as error:
         raise _unreadable(path, error, "safetensors") from None

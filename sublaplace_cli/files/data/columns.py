@@ -4,12 +4,16 @@ Columns have names or positions from 0. Another file is matched to the training 
 header, else by position. It may lack the target; `rest` still means the same columns.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from ...errors import UserError, suggestion
 from ..spec.data import ColumnsSpec
+from .sources import ReadRequest, Source
 
 
 @dataclass(frozen=True)
@@ -42,60 +46,58 @@ class Columns:
         """The name of a column in messages."""
         return str(position) if self.names is None else f"'{self.names[position]}'"
 
-    def labels(self, positions: list[int]) -> tuple[str, ...]:
-        """The labels of several columns."""
-        return tuple(self.label(position) for position in positions)
-
 
 @dataclass(frozen=True)
 class Picked:
-    """Positions of the input and target columns; `targets` is empty if there is no target."""
+    """Positions of the input and target columns of a table; `targets` is empty if there is no target."""
 
+    columns: Columns
     inputs: list[int]
     targets: list[int]
 
+    def source(self, inputs: np.ndarray, targets: np.ndarray, held: int = 0, first_line: int | None = None) -> Source:
+        """The source with the values of these columns."""
+        names = [tuple(map(self.columns.label, positions)) for positions in (self.inputs, self.targets)]
+        found = targets if self.targets else None
+        return Source(self.columns.path, inputs, found, held, names[0], names[1], first_line)
 
-def pick_columns(spec: ColumnsSpec | None, table: Columns, training: Columns | None) -> Picked:
-    """The input and target columns of `table`; `training` is the training table if it is another file."""
-    if training is None:
+
+def pick_columns(request: ReadRequest, table: Columns, columns_of: Callable[[Path], Columns]) -> Picked:
+    """The input and target columns of `table`; `columns_of` reads those of the training file, if it is another one."""
+    spec = request.columns
+    if request.training_path is None:
         return _pick(spec, table)
+    training = columns_of(request.training_path)
     wanted = _pick(spec, training)
     if table.names != training.names and table.names and training.names:
         return _pick_by_name(wanted, table, training)
     if table.width == training.width:
-        return wanted
-    rest = spec is None or spec.input == "rest"
-    if rest and table.width == training.width - len(wanted.targets):
-        return Picked(list(range(table.width)), [])
-    raise UserError(
-        f"{table.path} has {table.width} columns, the training file {training.path} has {training.width}",
-        hint="use the same columns in both, or add a header line to both so that names can be matched",
-    )
+        return replace(wanted, columns=table)
+    if (spec is None or spec.input == "rest") and table.width == training.width - len(wanted.targets):
+        return _pick(None, table)
+    message = f"{table.path} has {table.width} columns, the training file {training.path} has {training.width}"
+    raise UserError(message, hint="use the same columns in both, or add a header line with their names to both")
 
 
 def _pick(spec: ColumnsSpec | None, table: Columns) -> Picked:
     if spec is None:
-        return Picked(list(range(table.width)), [])
+        return Picked(table, list(range(table.width)), [])
     targets = [table.find(column) for column in _as_list(spec.target)]
     if spec.input == "rest":
         inputs = [position for position in range(table.width) if position not in targets]
     else:
         inputs = [table.find(column) for column in _as_list(spec.input)]
-    seen: set[int] = set()
-    for position in targets + inputs:
-        if position in seen:
+    for position, count in Counter(targets + inputs).items():
+        if count > 1:
             hint = "each column is an input or a target, once: see data.columns"
             raise UserError(f"{table.path}: column {table.label(position)} is used more than once", hint=hint)
-        seen.add(position)
     if not inputs:
         raise UserError(f"{table.path}: no input columns are left besides the target", hint="see data.columns")
-    return Picked(inputs, targets)
+    return Picked(table, inputs, targets)
 
 
-def _as_list(value: Any) -> list[str | int]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+def _as_list(value: str | int | list[str | int] | None) -> list[str | int]:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _pick_by_name(wanted: Picked, table: Columns, training: Columns) -> Picked:
@@ -105,4 +107,4 @@ def _pick_by_name(wanted: Picked, table: Columns, training: Columns) -> Picked:
     if present and len(present) < len(wanted.targets):
         hint = "include all of them or none"
         raise UserError(f"{table.path} has some of the target columns of {training.path}, but not all", hint=hint)
-    return Picked(inputs, [table.find(known[position]) for position in present])
+    return Picked(table, inputs, [table.find(known[position]) for position in present])

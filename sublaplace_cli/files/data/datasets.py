@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from ... import catalog
 from ...errors import UserError, suggestion
 from ..spec.data import DataSpec, SplitSpec
 from ..spec.models import Spec
-from .sources import ArrayInputs, ChosenRows, ReadRequest, Source, check_lengths, choose, map_arrays
+from .sources import ArrayInputs, ChosenRows, ReadRequest, Source, check_lengths, choose, map_inputs
 from .transforms import (
     MeanStd,
     Preparation,
@@ -57,11 +56,11 @@ class Split:
         raw, prepare = self.raw, self.preparation.apply
         if isinstance(raw, np.ndarray):
             return prepare(raw[start:stop])
-        return map_arrays(lambda array: prepare(array[start:stop]), raw)
+        return map_inputs(lambda array: prepare(array[start:stop]), raw)
 
     def inputs_at(self, rows: list[int]) -> ArrayInputs:
         """The same for any rows."""
-        return map_arrays(lambda array: self.preparation.apply(array[rows]), self.raw)
+        return map_inputs(lambda array: self.preparation.apply(array[rows]), self.raw)
 
 
 def require_extra(format_name: str) -> None:
@@ -74,16 +73,13 @@ def require_extra(format_name: str) -> None:
 
 def data_files(data: DataSpec, resolve: Resolve, names: Sequence[str] | None = None) -> list[Path]:
     """Every file that the splits (or those called `names`) read, for hashing."""
-    files: list[Path] = []
-    for origin in dict.fromkeys(origin_of(data, name) for name in names or _configured(data)):
-        path = _path(data, origin, resolve)
-        if data.format == "imagefolder":
-            from .images import image_files
+    origins = dict.fromkeys(origin_of(data, name) for name in names or _configured(data))
+    paths = dict.fromkeys(_path(data, origin, resolve) for origin in origins)
+    if data.format == "imagefolder":
+        from .images import image_files
 
-            files.extend(image_files(path))
-        else:
-            files.append(path)
-    return list(dict.fromkeys(files))
+        return [file for path in paths for file in image_files(path)]
+    return list(paths)
 
 
 def load_splits(
@@ -98,52 +94,40 @@ def load_splits(
     origins = {name: origin_of(data, name) for name in names}
     train = origin_of(data, "train")
     needed = list(dict.fromkeys(origins.values()))
-    if scales is None and "from-train" in (_mode(data, "input"), _mode(data, "target")) and train not in needed:
+    if scales is None and "from-train" in (data.standardise.input, data.standardise.target) and train not in needed:
         needed.append(train)
-    reader = _FileReader(data, resolve, memory, needs_train=scales is None)
-    chosen = {origin: choose(reader.read(origin), _split_spec(data, origin), origin, memory) for origin in needed}
+    sources = _read_sources(data, needed, resolve, memory, needs_train=scales is None)
+    chosen = {name: choose(source, _split_spec(data, name), name, memory) for name, source in sources.items()}
     targets = {origin: _targets(part, spec, is_train=origin == train) for origin, part in chosen.items()}
     target_scale = _target_scale(spec, targets, train) if scales is None else scales.target
     preparations = _preparations(data, chosen, train, scales)
-    built = {
-        origin: Split(
-            origin,
-            part.raw,
-            _scaled(targets[origin], target_scale, origin),
-            part.rows,
-            len(part.source),
-            preparations[origin],
-            target_scale,
-        )
-        for origin, part in chosen.items()
-    }
+    built = {}
+    for origin, part in chosen.items():
+        values = _scaled(targets[origin], target_scale, origin)
+        built[origin] = Split(origin, part.raw, values, part.rows, len(part.source), preparations[origin], target_scale)
     return {name: replace(built[origin], name=name) for name, origin in origins.items()}
 
 
-# --- which file, which rows ------------------------------------------------------------------------------
-
-
-class _FileReader:
-    """Reads each file once and counts the memory taken."""
-
-    def __init__(self, data: DataSpec, resolve: Resolve, memory: int, needs_train: bool) -> None:
-        self._data, self._resolve, self._memory, self._needs_train = data, resolve, memory, needs_train
-        self._sources: dict[tuple[Path, str], Source] = {}
-
-    def read(self, origin: str) -> Source:
-        data = self._data
-        path = _path(data, origin, self._resolve)
+def _read_sources(
+    data: DataSpec, origins: Sequence[str], resolve: Resolve, memory: int, needs_train: bool
+) -> dict[str, Source]:
+    """The source of each split; a file is read once, into the memory that the others leave."""
+    train = origin_of(data, "train")
+    has_path = (getattr(_split_spec(data, train), "path", None) or data.path) is not None
+    training_path = _path(data, train, resolve) if needs_train and has_path else None
+    read: dict[tuple[Path, str], Source] = {}
+    sources = {}
+    for origin in origins:
+        path = _path(data, origin, resolve)
         arrays = getattr(_split_spec(data, origin), "arrays", None) or data.arrays
-        if (path, repr(arrays)) not in self._sources:
-            train = origin_of(data, "train")
-            read_train = self._needs_train and _has_path(data, train)
-            training_path = _path(data, train, self._resolve) if read_train else None
-            left = self._memory - sum(source.held for source in self._sources.values())
+        key = path, repr(arrays)
+        if key not in read:
+            left = memory - sum(source.held for source in read.values())
             request = ReadRequest(path, data.columns, arrays, None if path == training_path else training_path, left)
-            source = catalog.find(catalog.DATA_FORMATS, data.format, "data format")(request)
-            check_lengths(source)
-            self._sources[path, repr(arrays)] = source
-        return self._sources[path, repr(arrays)]
+            read[key] = catalog.find(catalog.DATA_FORMATS, data.format, "data format")(request)
+            check_lengths(read[key])
+        sources[origin] = read[key]
+    return sources
 
 
 def _split_spec(data: DataSpec, name: str) -> SplitSpec | None:
@@ -175,10 +159,6 @@ def origin_of(data: DataSpec, name: str) -> str:
     return chain[-1]
 
 
-def _has_path(data: DataSpec, origin: str) -> bool:
-    return (getattr(_split_spec(data, origin), "path", None) or data.path) is not None
-
-
 def _path(data: DataSpec, origin: str, resolve: Resolve) -> Path:
     own = getattr(_split_spec(data, origin), "path", None)
     field = f"data.splits.{origin}.path" if own else "data.path"
@@ -191,14 +171,6 @@ def _path(data: DataSpec, origin: str, resolve: Resolve) -> Path:
         found = "is missing" if not path.exists() else f"is not a {'folder' if folder else 'file'}"
         raise UserError(f"{field}: {path} {found}", hint="paths are relative to the folder of the spec")
     return path
-
-
-# --- targets and preparation -----------------------------------------------------------------------------
-
-
-def _mode(data: DataSpec, side: str) -> Any:
-    mode = getattr(data.standardise, side, None)
-    return "none" if mode is None else mode
 
 
 def _targets(chosen: ChosenRows, spec: Spec, *, is_train: bool) -> np.ndarray | None:
@@ -216,7 +188,7 @@ def _targets(chosen: ChosenRows, spec: Spec, *, is_train: bool) -> np.ndarray | 
 
 
 def _target_scale(spec: Spec, targets: dict[str, np.ndarray | None], train: str) -> MeanStd | None:
-    mode = _mode(spec.data, "target")
+    mode = spec.data.standardise.target
     if mode == "none":
         return None
     if catalog.TASKS[spec.task].labels:
@@ -244,12 +216,11 @@ def _scaled(values: np.ndarray | None, scale: MeanStd | None, origin: str) -> np
 def _preparations(
     data: DataSpec, chosen: dict[str, ChosenRows], train: str, scales: Scales | None
 ) -> dict[str, Preparation]:
-    mode = _mode(data, "input")
-    transforms = list(data.transforms or ())
-    if mode == "none" and not transforms and (scales is None or scales.input is None):
+    mode = data.standardise.input
+    if mode == "none" and not data.transforms and (scales is None or scales.input is None):
         return dict.fromkeys(chosen, Preparation())
     arrays = {origin: _single_array(part) for origin, part in chosen.items()}
-    compiled = {origin: compile_steps(transforms, array.shape[1:]) for origin, array in arrays.items()}
+    compiled = {origin: compile_steps(data.transforms, array.shape[1:]) for origin, array in arrays.items()}
     from_train = scales.input if scales is not None else None
     if mode == "from-train" and scales is None:
         from_train = measured_scale(arrays[train], compiled[train][0])
@@ -266,8 +237,6 @@ def _preparations(
 def _single_array(chosen: ChosenRows) -> np.ndarray:
     if isinstance(chosen.raw, np.ndarray):
         return chosen.raw
-    raise UserError(
-        f"{chosen.source.path}: data.transforms and data.standardise.input work on one input array, "
-        f"but there are {len(chosen.raw)}",
-        hint="prepare the arrays before storing them, and remove both keys from the spec",
-    )
+    message = "data.transforms and data.standardise.input work on one input array"
+    hint = "prepare the arrays before storing them, and remove both keys from the spec"
+    raise UserError(f"{chosen.source.path}: {message}, but there are {len(chosen.raw)}", hint=hint)

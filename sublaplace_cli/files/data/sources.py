@@ -7,10 +7,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ...errors import UserError
+from ...sizes import format_bytes
 from ..spec.data import ArraysSpec, ColumnsSpec, IndicesSpec, SplitSpec
 from .transforms import row_chunks
 
@@ -45,11 +47,7 @@ class Source:
     array: Callable[[str], np.ndarray] | None = None  # any array of the file by name, if it has named arrays
 
     def __len__(self) -> int:
-        return len(named_arrays(self.inputs)[0][1])
-
-    def row_label(self, row: int) -> str:
-        """The name of a row in messages."""
-        return f"row {row}" if self.first_line is None else f"line {row + self.first_line}"
+        return len(labelled(self.inputs)[0][1])
 
 
 @dataclass(frozen=True)
@@ -63,42 +61,40 @@ class ChosenRows:
 
     def row_label(self, position: int) -> str:
         """The name in messages of the row at this position."""
-        return self.source.row_label(int(self.rows[position]))
+        row, first_line = int(self.rows[position]), self.source.first_line
+        return f"row {row}" if first_line is None else f"line {row + first_line}"
 
 
-def map_arrays(function: Callable[[np.ndarray], np.ndarray], inputs: ArrayInputs) -> ArrayInputs:
-    """`function` applied to each array of the inputs."""
+def map_inputs(function: Callable[[Any], Any], inputs: Any) -> Any:
+    """`function` applied to each of the inputs: one, or a tuple or dict of them."""
     if isinstance(inputs, dict):
-        return {name: function(array) for name, array in inputs.items()}
-    if isinstance(inputs, tuple):
-        return tuple(function(array) for array in inputs)
-    return function(inputs)
+        return {name: function(value) for name, value in inputs.items()}
+    return tuple(map(function, inputs)) if isinstance(inputs, tuple) else function(inputs)
 
 
-def named_arrays(inputs: ArrayInputs) -> list[tuple[str, np.ndarray]]:
-    """The arrays of the inputs, each with a label for messages (empty if there is only one)."""
+def labelled(inputs: Any) -> list[tuple[str, Any]]:
+    """The inputs, each with a label for messages (empty if there is only one)."""
     if isinstance(inputs, dict):
         return list(inputs.items())
-    if isinstance(inputs, tuple):
-        return [(str(position), array) for position, array in enumerate(inputs)]
-    return [("", inputs)]
+    return (
+        [(str(position), value) for position, value in enumerate(inputs)]
+        if isinstance(inputs, tuple)
+        else [("", inputs)]
+    )
 
 
 def refuse_if_larger(size: int, memory: int, what: str) -> None:
     """Refuse data that does not fit, before memory is taken."""
     if size > memory:
         hint = "raise --memory, or store fewer rows, fewer columns or a smaller dtype"
-        raise UserError(f"{what} takes {gibibytes(size)}, but only {gibibytes(max(memory, 0))} may be used", hint=hint)
-
-
-def gibibytes(size: int) -> str:
-    """A size in MiB or GiB."""
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB"
+        raise UserError(
+            f"{what} takes {format_bytes(size)}, but only {format_bytes(max(memory, 0))} may be used", hint=hint
+        )
 
 
 def check_lengths(source: Source) -> None:
     """Every array of a source must have the same number of rows, and at least one."""
-    parts = [(f"input '{label}'" if label else "the input", a) for label, a in named_arrays(source.inputs)]
+    parts = [(f"input '{label}'" if label else "the input", a) for label, a in labelled(source.inputs)]
     if source.targets is not None:
         parts.append(("the target", source.targets))
     for what, array in parts:
@@ -119,8 +115,8 @@ def choose(source: Source, spec: SplitSpec | None, name: str, memory: int) -> Ch
         return take_rows(array, rows, memory, f"{source.path}: split '{name}'")
 
     targets = None if source.targets is None else take(source.targets)
-    chosen = ChosenRows(source, rows, map_arrays(take, source.inputs), targets)
-    for label, array in named_arrays(chosen.raw):
+    chosen = ChosenRows(source, rows, map_inputs(take, source.inputs), targets)
+    for label, array in labelled(chosen.raw):
         what = f"input '{label}'" if label else "input"
         check_finite(array, what, source.input_columns, chosen.row_label, source.path)
     if targets is not None:
@@ -140,7 +136,10 @@ def choose_rows(spec: SplitSpec | None, source: Source, field: str) -> np.ndarra
     if spec.indices is not None:
         rows = _index_rows(spec.indices, source, f"{field}.indices")
     if spec.n is not None:
-        rows = rows[_subsample(len(rows), spec.n, spec.seed, field)]
+        if not 0 <= spec.n <= len(rows):
+            message = f"{field}.n is {spec.n}, but {len(rows)} rows are available"
+            raise UserError(message, hint="n draws without replacement")
+        rows = rows[np.sort(np.random.default_rng(spec.seed).choice(len(rows), spec.n, replace=False))]
     if len(rows) == 0:
         hint = "choose rows that are in the file"
         raise UserError(f"{field}: empty split: it selects none of the {len(source)} rows of {source.path}", hint=hint)
@@ -155,17 +154,18 @@ def _row_slice(text: str, field: str) -> slice:
     return slice(start, stop, step)
 
 
-def _subsample(available: int, n: int, seed: int, field: str) -> np.ndarray:
-    if not 0 <= n <= available:
-        raise UserError(f"{field}.n is {n}, but {available} rows are available", hint="n draws without replacement")
-    return np.sort(np.random.default_rng(seed).choice(available, n, replace=False))
-
-
 def _index_rows(spec: IndicesSpec, source: Source, field: str) -> np.ndarray:
     if source.array is None:
         raise UserError(f"{field}: {source.path} has no named arrays", hint="use rows, or an npz or safetensors file")
     where = f"{field}: array '{spec.array}' of {source.path}"
-    indices = _index_vector(source.array(spec.array), spec.row, where)
+    indices, row = source.array(spec.array), spec.row
+    if indices.ndim != (1 if row is None else 2):
+        expected = "1-D, or 2-D with `row` set" if row is None else "2-D if `row` is set"
+        raise UserError(f"{where} has shape {indices.shape}", hint=f"an index array must be {expected}")
+    if row is not None:
+        if not 0 <= row < len(indices):
+            raise UserError(f"{where} has {len(indices)} rows, so no row {row}", hint="row numbers start at 0")
+        indices = indices[row]
     if indices.dtype.kind not in "iu":
         hint = "save row numbers: for a mask numpy.flatnonzero(mask), for floats .astype('int64')"
         raise UserError(f"{where} has dtype {indices.dtype}, expected integers", hint=hint)
@@ -177,17 +177,6 @@ def _index_rows(spec: IndicesSpec, source: Source, field: str) -> np.ndarray:
     if len(values) < len(indices):
         raise UserError(f"{where} holds row {values[counts > 1][0]} more than once", hint="a split uses each row once")
     return indices.astype(np.int64)
-
-
-def _index_vector(indices: np.ndarray, row: int | None, where: str) -> np.ndarray:
-    if indices.ndim != (1 if row is None else 2):
-        expected = "1-D, or 2-D with `row` set" if row is None else "2-D if `row` is set"
-        raise UserError(f"{where} has shape {indices.shape}", hint=f"an index array must be {expected}")
-    if row is None:
-        return indices
-    if not 0 <= row < len(indices):
-        raise UserError(f"{where} has {len(indices)} rows, so no row {row}", hint="row numbers start at 0")
-    return indices[row]
 
 
 def take_rows(array: np.ndarray, rows: np.ndarray, memory: int, what: str) -> np.ndarray:
@@ -209,23 +198,18 @@ def check_finite(
     for chunk in row_chunks(values):
         bad = ~np.isfinite(chunk)
         total += int(np.count_nonzero(bad))
-        if bad.any() and len(shown) < BAD_VALUES_SHOWN:
+        if bad.any():
             for position in np.argwhere(bad)[: BAD_VALUES_SHOWN - len(shown)]:
                 row, *element = (int(axis) for axis in position)
-                value = chunk[tuple(position)]
-                shown.append(f"{row_label(start + row)}{_element(element, columns)}: {value}")
+                shown.append(f"{row_label(start + row)}{_element(element, columns)}: {chunk[tuple(position)]}")
         start += len(chunk)
     if total:
-        raise UserError(
-            f"{path}: {total} {what} value{'s are' if total > 1 else ' is'} not finite: "
-            f"{'; '.join(shown)}{' …' if total > len(shown) else ''}",
-            hint="remove or fill these cells, or choose other rows",
-        )
+        listed = "; ".join(shown) + (" …" if total > len(shown) else "")
+        message = f"{path}: {total} {what} value{'s are' if total > 1 else ' is'} not finite: {listed}"
+        raise UserError(message, hint="remove or fill these cells, or choose other rows")
 
 
 def _element(element: list[int], columns: tuple[str, ...] | None) -> str:
-    if not element:
-        return ""
     if len(element) > 1:
         return f", element {tuple(element)}"
-    return f", column {element[0]}" if columns is None else f", column {columns[element[0]]}"
+    return "".join(f", column {position if columns is None else columns[position]}" for position in element)

@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -9,13 +10,11 @@ from typing import Any, TextIO
 import numpy as np
 
 from ...errors import UserError
-from .columns import Columns, Picked, pick_columns
+from .columns import Columns, pick_columns
 from .sources import ReadRequest, Source, refuse_if_larger
 
 LONGEST_LINE = 16 * 2**20
 MISSING_MARKS = {"", "na", "n/a", "nan", "null", "none", "?", "-"}
-
-# --- csv -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -29,27 +28,11 @@ class _Survey:
 def read_csv(request: ReadRequest) -> Source:
     """A comma-separated table of numbers, with or without a header line."""
     survey = _survey(request.path)
-    training = None if request.training_path is None else _survey(request.training_path, only_header=True).columns
-    picked = pick_columns(request.columns, survey.columns, training)
+    picked = pick_columns(request, survey.columns, lambda path: _survey(path, only_header=True).columns)
     order = picked.inputs + picked.targets
     refuse_if_larger(8 * survey.rows * len(order), request.memory, str(request.path))
-    table = _parse(request.path, survey, order)
-    return _table_source(request.path, table, survey.columns, picked, first_line=survey.first_line)
-
-
-def _table_source(
-    path: Path, table: np.ndarray, columns: Columns, picked: Picked, first_line: int | None = None
-) -> Source:
-    split = len(picked.inputs)
-    return Source(
-        path,
-        table[:, :split],
-        table[:, split:] if picked.targets else None,
-        held=table.nbytes,
-        input_columns=columns.labels(picked.inputs),
-        target_columns=columns.labels(picked.targets),
-        first_line=first_line,
-    )
+    table, split = _parse(request.path, survey, order), len(picked.inputs)
+    return picked.source(table[:, :split], table[:, split:], table.nbytes, survey.first_line)
 
 
 def _lines(handle: TextIO, path: Path) -> Iterator[tuple[int, str]]:
@@ -110,19 +93,12 @@ def _count_rows(lines: Iterator[tuple[int, str]], columns: Columns) -> tuple[int
 
 
 def _parse(path: Path, survey: _Survey, order: list[int]) -> np.ndarray:
+    dialect: dict[str, Any] = {"delimiter": ",", "comments": None, "quotechar": '"' if survey.quoted else None}
     with path.open(encoding="utf-8-sig") as handle:
         for _ in range(survey.first_line - 1):
             handle.readline()
         try:
-            return np.loadtxt(
-                handle,
-                delimiter=",",
-                comments=None,
-                quotechar='"' if survey.quoted else None,
-                usecols=order,
-                ndmin=2,
-                max_rows=survey.rows,
-            )
+            return np.loadtxt(handle, usecols=order, ndmin=2, max_rows=survey.rows, **dialect)
         except ValueError as error:
             # numpy's message names neither the column nor the file: find the cell in a second, slow pass.
             _refuse_bad_cell(path, survey, order)
@@ -151,44 +127,51 @@ def _number(cell: str) -> float | None:
         return None
 
 
-# --- parquet ---------------------------------------------------------------------------------------------
-
-
 def read_parquet(request: ReadRequest) -> Source:
     """A parquet table of numbers, read row group by row group."""
-    with _open_parquet(request.path) as file:
-        columns = _parquet_columns(request.path, file)
-        training = None
-        if request.training_path is not None:
-            with _open_parquet(request.training_path) as other:
-                training = _parquet_columns(request.training_path, other)
-        picked = pick_columns(request.columns, columns, training)
-        order = picked.inputs + picked.targets
+    columns = _parquet_columns(request.path)
+    picked = pick_columns(request, columns, _parquet_columns)
+    order, split = picked.inputs + picked.targets, len(picked.inputs)
+    with _opened_parquet(request.path) as file:
         _check_parquet_types(file, columns, order)
         # The table, plus the stored form of the largest row group during its conversion.
         groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
         largest = max((group.total_byte_size for group in groups), default=0)
         refuse_if_larger(8 * file.metadata.num_rows * len(order) + largest, request.memory, str(request.path))
-        table = _fill_from_groups(file, columns, order)
-    return _table_source(request.path, table, columns, picked)
+        table = np.empty((file.metadata.num_rows, len(order)), dtype=np.float64)
+        start = 0
+        for index, group in enumerate(groups):
+            for destination, position in enumerate(order):
+                # By position, not by name: names may occur twice. One by one: pyarrow ignores the requested order.
+                values = file.reader.read_row_group(index, column_indices=[position]).column(0)
+                if values.null_count:
+                    row = start + int(np.argmax(values.is_null().to_numpy()))
+                    message = f"{request.path}: row {row}, column {columns.label(position)} is null"
+                    raise UserError(message, hint="fill it or remove the row")
+                table[start : start + group.num_rows, destination] = values.to_numpy()
+            start += group.num_rows
+    return picked.source(table[:, :split], table[:, split:], table.nbytes)
 
 
-def _open_parquet(path: Path) -> Any:
+@contextmanager
+def _opened_parquet(path: Path) -> Iterator[Any]:
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
         raise UserError("parquet files need pyarrow", hint="pip install 'sublaplace[parquet]'") from None
     try:
-        return parquet.ParquetFile(path)
+        with parquet.ParquetFile(path) as file:
+            yield file
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{path}: not a readable parquet file: {error}", hint="write it again") from None
 
 
-def _parquet_columns(path: Path, file: Any) -> Columns:
-    names = tuple(file.schema_arrow.names)
-    if len(file.schema) != len(names):
-        raise UserError(f"{path} has nested columns", hint="store plain columns of numbers")
+def _parquet_columns(path: Path) -> Columns:
+    with _opened_parquet(path) as file:
+        names = tuple(file.schema_arrow.names)
+        if len(file.schema) != len(names):
+            raise UserError(f"{path} has nested columns", hint="store plain columns of numbers")
     return Columns(path, len(names), names)
 
 
@@ -200,29 +183,3 @@ def _check_parquet_types(file: Any, columns: Columns, order: list[int]) -> None:
         if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
             message = f"{columns.path}: column {columns.label(position)} has type {kind}, expected numbers"
             raise UserError(message, hint="encode it as numbers, or exclude it with data.columns")
-
-
-def _fill_from_groups(file: Any, columns: Columns, order: list[int]) -> np.ndarray:
-    import pyarrow
-
-    table = np.empty((file.metadata.num_rows, len(order)), dtype=np.float64)
-    start = 0
-    try:
-        for index in range(file.metadata.num_row_groups):
-            stop = start + file.metadata.row_group(index).num_rows
-            for destination, position in enumerate(order):
-                # By position, not by name: names may occur twice. One by one: pyarrow ignores the requested order.
-                column = file.reader.read_row_group(index, column_indices=[position]).column(0)
-                table[start:stop, destination] = _without_nulls(column, columns, position, start)
-            start = stop
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"{columns.path}: not a readable parquet file: {error}", hint="write it again") from None
-    return table
-
-
-def _without_nulls(values: Any, columns: Columns, position: int, start: int) -> np.ndarray:
-    if values.null_count:
-        row = start + int(np.argmax(values.is_null().to_numpy()))
-        hint = "fill it or remove the row"
-        raise UserError(f"{columns.path}: row {row}, column {columns.label(position)} is null", hint=hint)
-    return values.to_numpy()

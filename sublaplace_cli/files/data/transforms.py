@@ -55,7 +55,7 @@ class Preparation:
         for step in self.steps:
             prepared = step(prepared)
         if self.scale is not None:
-            prepared = (prepared - self.scale.mean) / self.scale.std
+            prepared = self.scale.apply(prepared)
         return np.ascontiguousarray(prepared)
 
 
@@ -67,43 +67,32 @@ def row_chunks(rows: np.ndarray) -> Iterator[np.ndarray]:
         yield rows[start : start + height]
 
 
-# --- transforms ------------------------------------------------------------------------------------------
-
-
 def compile_steps(transforms: Iterable[Any], row_shape: tuple[int, ...]) -> tuple[tuple[RowStep, ...], tuple[int, ...]]:
     """The spec's transforms as functions of a chunk of rows, and the shape of one row after them."""
     steps: list[RowStep] = []
     shape = row_shape
     for position, transform in enumerate(transforms):
-        step, shape = _compile(transform, shape, f"data.transforms[{position}]")
+        field = f"data.transforms[{position}]"
+        name = next((name for name in COMPILERS if getattr(transform, name, None) is not None), None)
+        if name is None:
+            raise UserError(f"{field}: unknown transform", hint=f"available: {', '.join(COMPILERS)}")
+        step, shape = COMPILERS[name](getattr(transform, name), shape, f"{field}.{name}")
         steps.append(step)
     return tuple(steps), shape
 
 
-def _compile(transform: Any, shape: tuple[int, ...], field: str) -> tuple[RowStep, tuple[int, ...]]:
-    if getattr(transform, "scale", None) is not None:
-        return _scale_step(transform.scale, shape, field)
-    if getattr(transform, "permute", None) is not None:
-        return _permute_step(transform.permute, shape, field)
-    if getattr(transform, "normalise", None) is not None:
-        return _normalise_step(transform.normalise, shape, field)
-    raise UserError(f"{field}: unknown transform", hint="available: normalise, permute, scale")
-
-
 def _scale_step(factor: float, shape: tuple[int, ...], field: str) -> tuple[RowStep, tuple[int, ...]]:
     if not np.isfinite(factor):
-        raise UserError(f"{field}.scale is {factor}", hint="use a finite number")
+        raise UserError(f"{field} is {factor}", hint="use a finite number")
     return partial(np.multiply, float(factor)), shape
 
 
 def _permute_step(axes: Sequence[int], shape: tuple[int, ...], field: str) -> tuple[RowStep, tuple[int, ...]]:
     if sorted(axes) != list(range(len(shape))):
-        raise UserError(
-            f"{field}.permute is {list(axes)}, but one row has shape {shape} before it",
-            hint=f"list each of its axes once: 0 to {len(shape) - 1} (without the axis of the rows)"
-            if shape
-            else "a row that is a single number has no axes: remove this transform",
-        )
+        hint = f"list each of its axes once: 0 to {len(shape) - 1} (without the axis of the rows)"
+        if not shape:
+            hint = "a row that is a single number has no axes: remove this transform"
+        raise UserError(f"{field} is {list(axes)}, but one row has shape {shape} before it", hint=hint)
     order = (0, *(axis + 1 for axis in axes))
     return partial(np.transpose, axes=order), tuple(shape[axis] for axis in axes)
 
@@ -112,25 +101,24 @@ def _normalise_step(spec: Any, shape: tuple[int, ...], field: str) -> tuple[RowS
     axis = 0 if getattr(spec, "axis", None) is None else spec.axis
     if not -len(shape) <= axis < len(shape):
         hint = f"it has {len(shape)} axes (without the axis of the rows)"
-        raise UserError(f"{field}.normalise.axis is {axis}, but one row has shape {shape} before it", hint=hint)
-    along = [1] * len(shape)
-    along[axis] = shape[axis]
+        raise UserError(f"{field}.axis is {axis}, but one row has shape {shape} before it", hint=hint)
+    length, along = shape[axis], [1] * len(shape)
+    along[axis] = length
     parts = {}
     for name in ("mean", "std"):
         values = np.asarray(getattr(spec, name), dtype=np.float64)
-        if values.ndim > 1 or values.size not in (1, shape[axis]):
-            raise UserError(
-                f"{field}.normalise.{name} has {values.size} values, but axis {axis} of a row of shape "
-                f"{shape} has length {shape[axis]}",
-                hint=f"use one number, {shape[axis]} numbers, or another axis",
-            )
-        parts[name] = np.broadcast_to(values.reshape(-1), (shape[axis],)).reshape(along)
-    scale = MeanStd(**parts)
-    _check_scale(scale, f"{field}.normalise")
-    return scale.apply, shape
+        if values.ndim > 1 or values.size not in (1, length):
+            message = f"{field}.{name} has {values.size} values, but axis {axis} of a row of shape {shape} has length"
+            raise UserError(f"{message} {length}", hint=f"use one number, {length} numbers, or another axis")
+        parts[name] = np.broadcast_to(values.reshape(-1), (length,)).reshape(along)
+    return _checked(MeanStd(**parts), field).apply, shape
 
 
-# --- standardisation -------------------------------------------------------------------------------------
+COMPILERS: dict[str, Callable[..., tuple[RowStep, tuple[int, ...]]]] = {
+    "normalise": _normalise_step,
+    "permute": _permute_step,
+    "scale": _scale_step,
+}
 
 
 def fixed_scale(spec: Any, shape: tuple[int, ...], field: str) -> MeanStd:
@@ -138,21 +126,19 @@ def fixed_scale(spec: Any, shape: tuple[int, ...], field: str) -> MeanStd:
     parts = {}
     for name in ("mean", "std"):
         try:
-            values = np.asarray(getattr(spec, name), dtype=np.float64)
-            parts[name] = np.broadcast_to(values, shape)
+            parts[name] = np.broadcast_to(np.asarray(getattr(spec, name), dtype=np.float64), shape)
         except ValueError:
             hint = "use one number, or as many as the row has elements"
             raise UserError(f"{field}.{name} does not fit: one row has shape {shape}", hint=hint) from None
-    scale = MeanStd(**parts)
-    _check_scale(scale, field)
-    return scale
+    return _checked(MeanStd(**parts), field)
 
 
-def _check_scale(scale: MeanStd, field: str) -> None:
+def _checked(scale: MeanStd, field: str) -> MeanStd:
     if not np.isfinite(scale.mean).all():
         raise UserError(f"{field}.mean has a value that is not finite", hint="use finite numbers")
     if not (np.isfinite(scale.std).all() and (scale.std > 0).all()):
         raise UserError(f"{field}.std has a value that is not a positive number", hint="use numbers above 0")
+    return scale
 
 
 def measured_scale(rows: np.ndarray, steps: tuple[RowStep, ...] = ()) -> MeanStd:
@@ -180,9 +166,6 @@ def measured_scale(rows: np.ndarray, steps: tuple[RowStep, ...] = ()) -> MeanStd
     return MeanStd(mean, np.where(constant | (std == 0), 1.0, std))
 
 
-# --- targets ---------------------------------------------------------------------------------------------
-
-
 def measured_targets(values: np.ndarray, where: str) -> np.ndarray:
     """Targets that are measurements, as (N, C) float64."""
     if values.ndim > 2:
@@ -195,43 +178,31 @@ def class_labels(
     values: np.ndarray, task: str, positive_classes: Sequence[int] | None, where: str, row_label: Callable[[int], str]
 ) -> np.ndarray:
     """Targets as (N,) int64: 0 or 1 for a single logit (after `positive_classes`), else 0, 1, …, C − 1."""
-    flat = _one_column(values, task, where)
-    _refuse_labels(flat, flat != np.floor(flat) if flat.dtype.kind == "f" else None, where, row_label, "a whole number")
-    one_logit = TASKS[task].one_logit
-    if one_logit and positive_classes is not None:
-        return np.isin(flat, np.asarray(list(positive_classes))).astype(np.int64)
-    if one_logit:
-        hint = f"{task} targets are 0 or 1; for more classes use task: multiclass or wrap: binary-logodds"
-        _refuse_labels(flat, (flat != 0) & (flat != 1), where, row_label, "0 or 1", hint)
-    else:
-        hint = f"{task} targets are the class numbers 0, 1, …, C−1"
-        _refuse_labels(flat, (flat < 0) | (flat > LARGEST_LABEL), where, row_label, "a class number", hint)
-    return flat.astype(np.int64)
 
+    def refuse(wrong: np.ndarray, expected: str, hint: str) -> None:
+        if wrong.any():
+            first = int(np.argmax(wrong))
+            found = f"the target is {flat[first]}, expected {expected} (in {int(wrong.sum())} rows)"
+            raise UserError(f"{where}: {row_label(first)}: {found}", hint=hint)
 
-def _one_column(values: np.ndarray, task: str, where: str) -> np.ndarray:
     flat = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if flat.ndim != 1:
         hint = "store the class number of each row (for one-hot rows: numpy.argmax(y, axis=1))"
         raise UserError(f"{where}: a {task} target has one column, this one has shape {values.shape}", hint=hint)
-    return flat.astype(np.int64) if flat.dtype.kind == "b" else flat
-
-
-def _refuse_labels(
-    labels: np.ndarray,
-    wrong: np.ndarray | None,
-    where: str,
-    row_label: Callable[[int], str],
-    expected: str,
-    hint: str = "class labels are whole numbers; for real-valued targets use task: regression",
-) -> None:
-    if wrong is None or not wrong.any():
-        return
-    first = int(np.argmax(wrong))
-    raise UserError(
-        f"{where}: {row_label(first)}: the target is {labels[first]}, expected {expected} (in {int(wrong.sum())} rows)",
-        hint=hint,
-    )
+    if flat.dtype.kind == "b":
+        flat = flat.astype(np.int64)
+    if flat.dtype.kind == "f":
+        hint = "class labels are whole numbers; for real-valued targets use task: regression"
+        refuse(flat != np.floor(flat), "a whole number", hint)
+    if not TASKS[task].one_logit:
+        hint = f"{task} targets are the class numbers 0, 1, …, C−1"
+        refuse((flat < 0) | (flat > LARGEST_LABEL), "a class number", hint)
+    elif positive_classes is not None:
+        flat = np.isin(flat, np.asarray(list(positive_classes)))
+    else:
+        hint = f"{task} targets are 0 or 1; for more classes use task: multiclass or wrap: binary-logodds"
+        refuse((flat != 0) & (flat != 1), "0 or 1", hint)
+    return flat.astype(np.int64)
 
 
 def refuse_one_class(labels: np.ndarray, where: str) -> None:

@@ -14,9 +14,9 @@ from torch import Tensor
 from .errors import UserError
 
 OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
-
 # Share of the free memory that a run uses: the rest is for the interpreter, the file cache and other processes.
 SAFE_SHARE = 0.6
+_streams: dict[torch.device, torch.cuda.Stream] = {}  # for moves, one per device
 
 
 def choose(name: str) -> torch.device:
@@ -83,9 +83,6 @@ def move(host: Tensor, device: torch.device) -> Tensor:
     current.wait_stream(stream)
     moved.record_stream(current)  # its memory is not reused before the work on it is done
     return moved
-
-
-_streams: dict[torch.device, torch.cuda.Stream] = {}  # for moves, one per device
 
 
 def synchronise(device: torch.device) -> None:

@@ -1,8 +1,6 @@
-"""Heartbeat between ranks: background threads report that this rank is alive and notice when another rank is lost.
+"""Heartbeat between ranks: reports that this rank is alive, and notices when another rank is lost or has failed.
 
-A collective fails at once when the process at its other end has ended. The heartbeat covers the other cases: a rank in
-a long computation, a machine that no longer answers, an error on another rank. The ranks exchange keys in the store
-that they joined with. The store itself can disappear or stop answering, together with the machine that holds it.
+The ranks exchange keys in the store that they joined with. The store can disappear together with its machine.
 """
 
 import json
@@ -35,6 +33,10 @@ class Failure:
     hint: str | None = CONTINUE_HINT
     exit_code: int = 3
 
+    @property
+    def text(self) -> str:
+        return f"error: {self.message}\n" + (f"  {self.hint}\n" if self.hint else "")
+
     def error(self) -> SublaplaceError:
         error = RunError(self.message, hint=self.hint)
         error.exit_code = self.exit_code
@@ -42,10 +44,7 @@ class Failure:
 
 
 class Heartbeat(threading.Thread):
-    """Heartbeat of this rank, and the first failure it notices. The leader watches all ranks, the others the leader.
-
-    A second thread uses the store, so that this one can measure how long the store has not answered.
-    """
+    """Heartbeat of this rank, and the first failure it notices. The leader watches all ranks, the others the leader."""
 
     def __init__(self, store: Any, rank: int, members: Sequence[dict[str, Any]]) -> None:
         super().__init__(name="heartbeat", daemon=True)
@@ -59,6 +58,7 @@ class Heartbeat(threading.Thread):
         self.store.set(f"alive/{self.rank}", "0")
 
     def run(self) -> None:
+        # Another thread uses the store, so that this one can measure how long the store has not answered.
         threading.Thread(target=self._poll_store, name="heartbeat-store", daemon=True).start()
         while not self.stopped.wait(BEAT_INTERVAL / 2) and self.failure is None:
             if time.monotonic() - self.last_answer > LOST_AFTER:
@@ -129,11 +129,8 @@ class Heartbeat(threading.Thread):
         return Failure(f"rank {member['rank']} of {len(self.members)} ({process}) {what}")
 
     def _reported_failure(self) -> Failure | None:
-        """The error that another rank reported before it ended."""
-        if not self.store.check([FAILED_KEY]):
-            return None
-        report = json.loads(self.store.get(FAILED_KEY))
-        if report["rank"] == self.rank:
+        report = json.loads(self.store.get(FAILED_KEY)) if self.store.check([FAILED_KEY]) else None
+        if report is None or report["rank"] == self.rank:
             return None
         host = self.members[report["rank"]]["host"]
         message = f"rank {report['rank']} of {len(self.members)} on {host}: {report['message']}"
@@ -160,17 +157,15 @@ class Heartbeat(threading.Thread):
         return self._failure_of(ended[0], "ended unexpectedly (killed, or out of memory)") if ended else None
 
     def _has_ended(self, member: dict[str, Any]) -> bool:
-        """Whether the process of a member on this machine has ended; False for another machine."""
+        """Whether the member's process has ended; False on another machine."""
         return member["host"] == self.members[self.rank]["host"] and process_has_ended(member["process"])
 
     def report_failure(self, error: SublaplaceError, show: Callable[[], None]) -> None:
-        """Report an error of this rank to the others, and `show` it if this is the rank that prints.
-
-        The leader prints. If it has ended without printing, the first other rank that notices does.
-        """
+        """Report an error of this rank to the others, and `show` it if this is the rank that prints."""
         report = {"rank": self.rank, "message": error.message, "hint": error.hint, "exit_code": error.exit_code}
         self.stopped.set()
         self._try_store(lambda store: store.compare_set(FAILED_KEY, "", json.dumps(report)))
+        # The leader prints. If it has ended without printing, the first other rank that notices does.
         if self.rank != LEADER_RANK and self._leader_printed():
             return
         if self.claim_printing():
@@ -193,27 +188,19 @@ class Heartbeat(threading.Thread):
         """Whether another rank has printed, within the time the leader may need to notice the failure."""
         deadline = time.monotonic() + 2 * BEAT_INTERVAL + 2 * GRACE_PERIOD
         while time.monotonic() < deadline:
-            try:
-                with self._locked_store() as store:
-                    if store.check([PRINTED_KEY]):
-                        store.set(f"confirmed/{self.rank}", "")
-                        return True
-            except Exception:  # `claim_printing` decides without a store
-                return False
-            if self._has_ended(self.members[LEADER_RANK]):
-                return False
+            printed = self._try_store(lambda store: store.check([PRINTED_KEY]))
+            if printed:
+                self._try_store(lambda store: store.set(f"confirmed/{self.rank}", ""))
+                return True
+            if printed is None or self._has_ended(self.members[LEADER_RANK]):
+                return False  # `claim_printing` decides
             time.sleep(REPORT_WAIT / 40)
         return False
 
     def _abort_process(self, failure: Failure) -> None:
         """End this process when its work does not notice the failure, for instance in a long computation."""
-
-        def show() -> None:
-            lines = [f"error: {failure.message}", *([f"  {failure.hint}"] if failure.hint else [])]
-            (sys.__stderr__ or sys.stderr).write("\n".join(lines) + "\n")
-            (sys.__stderr__ or sys.stderr).flush()
-
-        self.report_failure(failure.error(), show)
+        stderr = sys.__stderr__ or sys.stderr
+        self.report_failure(failure.error(), lambda: print(failure.text, end="", file=stderr, flush=True))
         os._exit(failure.exit_code)
 
 
@@ -229,11 +216,8 @@ def process_has_ended(process: int, or_stopped: bool = False) -> bool:
     """Whether a process of this machine has ended; a zombie has."""
     try:
         os.kill(process, 0)
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX" + "Tt" * or_stopped
     except ProcessLookupError:
         return True
-    except PermissionError:
-        return False
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX" + "Tt" * or_stopped
-    except OSError:
+    except OSError:  # a process of another user, or no /proc
         return False

@@ -71,8 +71,6 @@ class ProcessGroup:
             backend, store=store, rank=self.rank, world_size=self.size, timeout=COLLECTIVE_TIMEOUT
         )
 
-    # --- core.workers.WorkerGroup -------------------------------------------------------------------------
-
     def call_on_all(self, function: str, arguments: Sequence[Any]) -> None:
         if self.rank != LEADER_RANK:
             return
@@ -112,8 +110,6 @@ class ProcessGroup:
     def end_calls(self) -> None:
         self.call_on_all(END_OF_CALLS, [])
 
-    # --- messages and waiting -----------------------------------------------------------------------------
-
     def _decode(self, encoded: dict[str, Any], find: FindJacobian) -> Any:
         import torch
 
@@ -133,9 +129,7 @@ class ProcessGroup:
         content = json.dumps(value).encode() if self.rank == sender else b""
         length = torch.tensor([len(content)])
         self.broadcast(length, sender)
-        buffer = torch.empty(int(length), dtype=torch.uint8)
-        if self.rank == sender:
-            buffer = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        buffer = torch.frombuffer(bytearray(content or int(length)), dtype=torch.uint8)
         self.broadcast(buffer, sender)
         return json.loads(bytes(buffer.tolist()))
 
@@ -214,26 +208,20 @@ def report_error(error: SublaplaceError, show: Callable[[SublaplaceError], None]
 def exit_after_signal(code: int) -> NoReturn:
     """Exit at once after SIGINT or SIGTERM (`code`); the ranks print one message together."""
     signals.ignore()
-    message, code = _signal_message(code)
+    message, heartbeat = f"interrupted: {CONTINUE_HINT}\n", None if _group is None else _group.heartbeat
+    if heartbeat is not None:
+        # A launcher also sends SIGTERM when another rank has ended.
+        failure = heartbeat.ended_rank() if code == 143 else None
+        if failure is None:
+            heartbeat.close()
+            message = message if heartbeat.rank == LEADER_RANK else ""
+        else:
+            message, code = "", failure.exit_code
+            if heartbeat.claim_printing():
+                message, sys.stderr = failure.text, sys.__stderr__
     sys.stderr.write(message)
     sys.stderr.flush()
     os._exit(code)  # threads of a library could delay a normal exit
-
-
-def _signal_message(code: int) -> tuple[str, int]:
-    """Message and exit code after a signal. A launcher also sends SIGTERM when another rank has ended."""
-    heartbeat = None if _group is None else _group.heartbeat
-    interrupted = f"interrupted: {CONTINUE_HINT}\n"
-    if heartbeat is None:
-        return interrupted, code
-    failure = heartbeat.ended_rank() if code == 143 else None
-    if failure is None:
-        heartbeat.close()
-        return interrupted if heartbeat.rank == LEADER_RANK else "", code
-    if not heartbeat.claim_printing():
-        return "", failure.exit_code
-    sys.stderr = sys.__stderr__
-    return f"error: {failure.message}\n  {failure.hint}\n", failure.exit_code
 
 
 def exit_if_distributed(code: int) -> None:

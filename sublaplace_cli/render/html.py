@@ -41,12 +41,13 @@ def html_report(
 ) -> str:
     """The report on one result; `words` are the arguments of the command that made it."""
     columns, rows = short_grid(result)
+    definitions = [f"<b>{name}</b>: {_text(METRICS[name].definition)}" for name in columns if name in METRICS]
     parts = [
         f"<h1>sublaplace report</h1><p class='lead'>{_text(title(result))}</p>",
         _gate(result),
         "<h2>Result</h2>",
         _table(columns, rows),
-        _definitions(columns),
+        f"<p>σ is the epistemic standard deviation of a method, σ₀² the noise variance. {'; '.join(definitions)}.</p>",
         *_missing(result),
         *_pictures(result, figures),
         *_changes(result),
@@ -61,11 +62,6 @@ def html_report(
     head = f"<meta charset='utf-8'><meta name='viewport' content='width=device-width'><style>{PAGE_STYLE}</style>"
     head += "<title>sublaplace report</title>"
     return f"<!doctype html>\n<html lang='en'><head>{head}</head>\n<body>{body}</body></html>\n"
-
-
-def _definitions(columns: Sequence[str]) -> str:
-    texts = [f"<b>{name}</b>: {_text(METRICS[name].definition)}" for name in columns if name in METRICS]
-    return f"<p>σ is the epistemic standard deviation of a method, σ₀² the noise variance. {'; '.join(texts)}.</p>"
 
 
 def _gate(result: Result | SweepResult) -> str:
@@ -130,12 +126,12 @@ def _pictures(result: Result | SweepResult, figures: Figures | None) -> list[str
 
 def _provenance(result: Result | SweepResult) -> list[list[str]]:
     rows = [[key, _number(value)] for key, value in {**vars(result.setup), **result.provenance}.items()]
-    if isinstance(result, SweepResult):
-        for member in result.members:
-            weights = member.result.provenance["weights_sha256"]
-            rows.append([f"run {member.checkpoint}, seed {member.seed}", f"weights {weights}"])
-        return rows
-    return [*rows, *([name, path] for name, path in result.artifacts.items())]
+    if not isinstance(result, SweepResult):
+        return [*rows, *([name, path] for name, path in result.artifacts.items())]
+    for member in result.members:
+        weights = member.result.provenance["weights_sha256"]
+        rows.append([f"run {member.checkpoint}, seed {member.seed}", f"weights {weights}"])
+    return rows
 
 
 def _table(columns: list[str], rows: list[list[str]], text_from: int | None = None) -> str:

@@ -54,7 +54,10 @@ def curves(result: Result | SweepResult, _figures: Figures) -> Figure:
     entries = {label: handle for axes in (left, right) for handle, label in zip(*axes.get_legend_handles_labels())}  # noqa: B905
     if entries:
         figure.legend(entries.values(), entries.keys(), loc="outside right upper", frameon=False, fontsize=9)
-    figure.suptitle(_title(result), fontsize=10)
+    setup = result.setup
+    over = f", mean of {len(result.members)} runs ± standard error" if isinstance(result, SweepResult) else ""
+    counts = f"{setup.n_train} training rows, {setup.n_test} test rows, {setup.n_params:,} parameters"
+    figure.suptitle(f"{setup.task}: {counts}{over}", fontsize=10)
     return figure
 
 
@@ -88,20 +91,16 @@ def _method(axes: Axes, rows: Sequence[Row], metric: str, number: int, log: bool
     if method == FULL or _k(rows[0]) is None:
         axes.axhline(values[0], color=_colour(number), linestyle=DASHES[number % len(DASHES)], label=method)
         return
-    ks = [_k(row) or 0 for row in rows]
+    ks, known = [_k(row) or 0 for row in rows], METHODS.get(method)
+    fixed_k = method.startswith(NAMES_PREFIX) if known is None else known.kind == "selector" and not known.takes_k
     hollow: dict[str, Any] = {"marker": "D", "markerfacecolor": "none", "markersize": 9, "linestyle": "none"}
     plain: dict[str, Any] = {"marker": _marker(number), "markersize": 5, "linewidth": 1.6}
-    axes.plot(ks, values, color=_colour(number), label=method, **(hollow if _has_fixed_k(method) else plain))
+    axes.plot(ks, values, color=_colour(number), label=method, **(hollow if fixed_k else plain))
     _band(axes, ks, values, [row.error(metric) or 0.0 for row in rows], _colour(number), log)
 
 
 def _methods(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row.method for row in rows))
-
-
-def _has_fixed_k(method: str) -> bool:
-    known = METHODS.get(method)
-    return method.startswith(NAMES_PREFIX) if known is None else known.kind == "selector" and not known.takes_k
 
 
 def _name_ticks(axes: Axes, ks: list[int]) -> None:
@@ -130,9 +129,9 @@ def _band(axes: Axes, ks: list[int], values: Sequence[float], errors: Sequence[f
     """± one standard error; a vertical bar if there is only one k."""
     if not any(errors):
         return
-    low = [max(value - error, value / 10) if log else value - error
-           for value, error in zip(values, errors, strict=True)]  # fmt: skip
-    high = [value + error for value, error in zip(values, errors, strict=True)]
+    pairs = list(zip(values, errors, strict=True))
+    low = [max(value - error, value / 10) if log else value - error for value, error in pairs]
+    high = [value + error for value, error in pairs]
     if len(ks) == 1:
         axes.vlines(ks, low, high, color=colour, linewidth=1.5)
     else:
@@ -140,7 +139,7 @@ def _band(axes: Axes, ks: list[int], values: Sequence[float], errors: Sequence[f
 
 
 def _bracket(axes: Axes, rows: Sequence[Row]) -> None:
-    """The interval that certainly holds W2, where only bounds of the full posterior are known."""
+    """The interval that holds W2, where only bounds of the full posterior are known."""
     for row in rows:
         low, high = row.value("w2_low"), row.value("w2_high")
         if low is not None and high is not None and row.k is not None:
@@ -214,13 +213,6 @@ def _grouped(figures: Figures) -> list[tuple[str, int, dict[str, int]]]:
         if len(groups) <= MOST_LAYERS or depth == 1:
             return [(name, size, chosen) for name, (size, chosen) in groups.items()]
         depth -= 1
-
-
-def _title(result: Result | SweepResult) -> str:
-    setup = result.setup
-    over = f", mean of {len(result.members)} runs ± standard error" if isinstance(result, SweepResult) else ""
-    rows = f"{setup.n_train} training rows, {setup.n_test} test rows"
-    return f"{setup.task}: {rows}, {setup.n_params:,} parameters{over}"
 
 
 def _colour(number: int) -> str:

@@ -122,8 +122,9 @@ def judge(result: Judged, limits: Sequence[Limit], baseline: Baseline | None, si
     comparison = None
     if baseline is not None:
         comparison = BaselineComparison(str(baseline.path), changes(result, baseline))
-        if not any(limit.kind == "max_regression" for limit in limits):
-            checks += _not_comparable(result, baseline)
+        if not any(limit.kind == "max_regression" for limit in limits):  # not comparable is never a pass
+            reasons = [(row, baseline.mismatch(result) or _no_row(row, baseline)) for row in result.compared_rows]
+            checks += [Check(row, WHOLE_ROW, "comparable", why=why) for row, why in reasons if why is not None]
     return replace(result, gate=Gate(tuple(checks), comparison))
 
 
@@ -137,14 +138,7 @@ def exit_code(result: Answer) -> int:
     return 0 if result.gate is None else {True: 0, False: 1, None: 4}[result.gate.passed]
 
 
-def _not_comparable(result: Result | SweepResult, baseline: Baseline) -> list[Check]:
-    """Rows that cannot be compared with the baseline: never a pass, even without a limit."""
-    mismatch = baseline.mismatch(result)
-    reasons = [(row, mismatch or _why_no_row(row, baseline)) for row in result.compared_rows]
-    return [Check(row, WHOLE_ROW, "comparable", why=why) for row, why in reasons if why is not None]
-
-
-def _why_no_row(row: Row, baseline: Baseline) -> str | None:
+def _no_row(row: Row, baseline: Baseline) -> str | None:
     at_k = "" if row.k is None else f" at k = {row.k}"
     return None if baseline.row(row) is not None else f"the baseline has no row of {row.method}{at_k}"
 
@@ -166,7 +160,7 @@ def _compare(
         return replace(check, why="there is no --baseline to compare with")
     why, before = baseline.mismatch(result, METRICS[metric].needs), baseline.row(row)
     if why is not None or before is None:
-        return replace(check, why=why or _why_no_row(row, baseline))
+        return replace(check, why=why or _no_row(row, baseline))
     value, old = row.value(metric), before.value(metric)
     if value is None or old is None:
         return replace(check, why=_missing(row, metric) if value is None else f"the baseline has no {metric}")

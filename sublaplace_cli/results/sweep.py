@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -23,7 +23,8 @@ def combine(labels: Sequence[RunLabel], results: Sequence[Result]) -> SweepResul
     """The result of a sweep from those of its runs."""
     members = [SweepMember(label.checkpoint, label.seed, own) for label, own in zip(labels, results, strict=True)]
     fulls = [result.full for result in results if result.full is not None]
-    setups = [vars(result.setup) for result in results]
+    setups, seconds = [vars(result.setup) for result in results], [result.seconds or {} for result in results]
+    stages = dict.fromkeys(stage for own in seconds for stage in own)
     return SweepResult(
         setup=Setup(**{key: _common([setup[key] for setup in setups]) for key in setups[0]}),
         provenance={key: _common([own.provenance[key] for own in results]) for key in results[0].provenance},
@@ -33,7 +34,7 @@ def combine(labels: Sequence[RunLabel], results: Sequence[Result]) -> SweepResul
         ),
         mean=tuple(_mean(rows, members) for rows in zip(*(result.rows for result in results), strict=True)),
         members=tuple(members),
-        seconds=_added([result.seconds or {} for result in results]),
+        seconds={stage: round(sum(own.get(stage, 0.0) for own in seconds), 4) for stage in stages},
     )
 
 
@@ -85,8 +86,3 @@ def _independent(values: Sequence[float], members: Sequence[SweepMember]) -> lis
     for member, value in zip(members, values, strict=True):
         by_checkpoint.setdefault(member.checkpoint, []).append(value)
     return list(values) if len(by_checkpoint) == 1 else [statistics.fmean(own) for own in by_checkpoint.values()]
-
-
-def _added(seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for each in seconds for name in each)
-    return {name: round(sum(each.get(name, 0.0) for each in seconds), 4) for name in names}

@@ -1,6 +1,6 @@
 """Factorisations and solves: float64, triangular solves, never an inverse."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -23,10 +23,7 @@ SYMMETRIC_STRIP = 256  # rows of a symmetric matrix that are handled at a time
 
 
 def safe_cholesky(B: Tensor, describe: Callable[[int], str] = str) -> Tensor:
-    """Lower Cholesky factor, or an error that names the pivot.
-
-    The factor overwrites B, because a second matrix of this size would count.
-    """
+    """Lower Cholesky factor, which overwrites B to save memory; or an error that names the pivot."""
     L = B.mT  # B is symmetric; this is the memory order in which LAPACK writes
     info = torch.empty((), dtype=torch.int32, device=B.device)
     torch.linalg.cholesky_ex(L, out=(L, info))
@@ -78,21 +75,21 @@ def column_squares(X: Tensor) -> Tensor:
 
 def inverse_square_sums(L: Tensor) -> Tensor:
     """Column sums of squares of L⁻¹, i.e. the diagonal of (L Lᵀ)⁻¹, skipping the zeros above the diagonal."""
-    sums, step = (
-        [],
-        max(SYMMETRIC_STRIP, len(L) // 16),
-    )  # each solve copies its part of L, so there should not be too many
+    return torch.cat([X.square().sum(0) for X in inverse_columns(L)])
+
+
+def inverse_columns(L: Tensor, multiple_of: int = 1) -> Iterator[Tensor]:
+    """Columns of L⁻¹, some at a time and without the zeros above them."""
+    # Each solve copies its part of L, so there should not be too many.
+    step = max(1, max(SYMMETRIC_STRIP, len(L) // 16) // multiple_of) * multiple_of
     for left in range(0, len(L), step):
-        width = min(step, len(L) - left)
-        unit = torch.eye(len(L) - left, width, dtype=L.dtype, device=L.device)
-        sums.append(solve_lower(L[left:, left:], unit).square().sum(0))
-    return torch.cat(sums)
+        unit = torch.eye(len(L) - left, min(step, len(L) - left), dtype=L.dtype, device=L.device)
+        yield solve_lower(L[left:, left:], unit)
 
 
 def largest_eigenvalue(multiply: Callable[[Tensor], Tensor], size: int, like: Tensor, steps: int = 30) -> float:
     """Power iteration on a positive semi-definite operator, from a fixed start so that runs are reproducible."""
-    start = torch.randn(size, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    x = start.to(like.device)
+    x = torch.randn(size, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(like.device)
     value = 0.0
     for _ in range(steps):
         norm = float(torch.linalg.vector_norm(x))

@@ -5,6 +5,7 @@ because the outputs of one row are not independent. Where it does not apply, it 
 """
 
 import math
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from .likelihoods.classes import calibration_error
 from .prediction import Comparison, Prediction
 
 Z95 = 1.96
+Known = TypeVar("Known")
 
 
 class NotApplicable(Exception):
@@ -21,9 +23,7 @@ class NotApplicable(Exception):
 
 def rescale(prediction: Prediction, known: Comparison) -> float:
     """c of the rescaled variance."""
-    if prediction.rescale.c is None:
-        raise NotApplicable("the sub-network's variance is 0 on all training rows")
-    return prediction.rescale.c
+    return _required(prediction.rescale.c, "the sub-network's variance is 0 on all training rows")
 
 
 def remainder(prediction: Prediction, known: Comparison) -> float:
@@ -51,9 +51,8 @@ def w2_relative(prediction: Prediction, known: Comparison) -> float:
 
 def w2_total(prediction: Prediction, known: Comparison) -> float:
     """w2 with the noise variance in both standard deviations."""
-    full, sigma2 = _std_full(known), known.likelihood.noise_variance
-    if sigma2 is None:
-        raise NotApplicable("there is no noise variance in classification")
+    full = _std_full(known)
+    sigma2 = _required(known.likelihood.noise_variance, "there is no noise variance in classification")
     return float((_with_noise(full, sigma2) - _with_noise(prediction.std, sigma2)).abs().mean(1).mean())
 
 
@@ -71,22 +70,17 @@ def w2_high(prediction: Prediction, known: Comparison) -> float:
 
 def coverage95(prediction: Prediction, known: Comparison) -> Tensor:
     """Share of |f_oracle − f| ≤ 1.96 σ."""
-    if known.oracle is None:
-        raise NotApplicable(known.absent.oracle)
-    return _covered(known.oracle - prediction.mean, prediction.std)
+    return _covered(_required(known.oracle, known.absent.oracle) - prediction.mean, prediction.std)
 
 
 def coverage95_total(prediction: Prediction, known: Comparison) -> Tensor:
     """Share of |y − f| ≤ 1.96 √(σ² + σ₀²)."""
-    error, total = _errors(prediction, known)
-    return _covered(error, total)
+    return _covered(*_errors(prediction, known))
 
 
 def ipv(prediction: Prediction, known: Comparison) -> float:
     """Mean over the training rows of the (Hessian-weighted) variance, summed over outputs."""
-    if prediction.freedom is None:
-        raise NotApplicable(f"{prediction.method} has no posterior")
-    return known.ipv(prediction.freedom)
+    return known.ipv(_required(prediction.freedom, f"{prediction.method} has no posterior"))
 
 
 def discrepancy(prediction: Prediction, known: Comparison) -> float:
@@ -138,44 +132,39 @@ def brier(prediction: Prediction, known: Comparison) -> Tensor:
     return known.likelihood.brier(_probabilities(prediction, known), _targets(known))
 
 
+def _required(value: Known | None, why_absent: str) -> Known:
+    if value is None:
+        raise NotApplicable(why_absent)
+    return value
+
+
 def _std_full(known: Comparison) -> Tensor:
-    if known.std_full is None:
-        raise NotApplicable(known.absent.full)
-    return known.std_full
+    return _required(known.std_full, known.absent.full)
 
 
 def _bounds(known: Comparison) -> tuple[Tensor, Tensor]:
-    if known.std_bounds is None:
-        raise NotApplicable("there are no bounds of the full posterior")
-    return known.std_bounds
+    return _required(known.std_bounds, "there are no bounds of the full posterior")
 
 
 def _full_ipv(known: Comparison) -> float:
-    if known.full_ipv is None:
-        raise NotApplicable(known.absent.full)
-    return known.full_ipv
+    return _required(known.full_ipv, known.absent.full)
 
 
 def _targets(known: Comparison) -> Tensor:
-    if known.targets is None:
-        raise NotApplicable(known.absent.targets)
-    return known.targets
+    return _required(known.targets, known.absent.targets)
 
 
 def _errors(prediction: Prediction, known: Comparison) -> tuple[Tensor, Tensor]:
     """(y − f, √(σ² + σ₀²)) of regression."""
-    sigma2 = known.likelihood.noise_variance
-    if sigma2 is None:
-        raise NotApplicable("a metric of regression")
+    sigma2 = _required(known.likelihood.noise_variance, "a metric of regression")
     return _targets(known) - prediction.mean, _with_noise(prediction.std, sigma2)
 
 
 def _probabilities(prediction: Prediction, known: Comparison) -> Tensor:
     log_p = known.likelihood.log_probabilities(prediction.mean, prediction.std)
-    if log_p is None:
-        raise NotApplicable("a metric of classification")
+    p = _required(log_p, "a metric of classification").exp()
     _targets(known)
-    return log_p.exp()
+    return p
 
 
 def _covered(error: Tensor, std: Tensor) -> Tensor:

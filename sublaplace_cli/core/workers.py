@@ -77,10 +77,7 @@ COLLECTIVES: dict[str, Callable[..., Any]] = {}  # the functions that a collecti
 
 
 def collective(function: Callable[..., Returned]) -> Callable[..., Returned]:
-    """A function over Jacobians that runs on all workers at the same time where several hold the rows.
-
-    Its positional arguments are Jacobians, tensors, numbers and None; keyword arguments stay on the leader.
-    """
+    """A function of Jacobians, tensors, numbers and None that runs on all workers; keywords stay on the leader."""
     COLLECTIVES[function.__name__] = function
 
     @wraps(function)

@@ -27,8 +27,7 @@ def batched_jacobian(model: nn.Module, names: Sequence[str], C: int, inputs: Inp
 
 def rowwise_jacobian(model: nn.Module, names: Sequence[str], C: int, inputs: Inputs) -> tuple[Tensor, Gradients]:
     """The same by plain autograd, one row and one output at a time: slow, and the reference for everything else."""
-    wanted, fixed = _split_state(model, names)
-    leaves = {name: tensor.clone().requires_grad_() for name, tensor in wanted.items()}
+    leaves, fixed = _leaves(model, names)
     f_rows, J_rows = [], []
     with torch.enable_grad():
         for i in range(row_count(inputs)):
@@ -42,8 +41,7 @@ def rowwise_jacobian(model: nn.Module, names: Sequence[str], C: int, inputs: Inp
 
 def combined_gradients(model: nn.Module, names: Sequence[str], weights: Tensor, inputs: Inputs) -> Gradients:
     """Gradients of Σ weights · f over all rows and outputs, by one plain backward pass: Jᵀu for any u (m, C)."""
-    wanted, fixed = _split_state(model, names)
-    leaves = {name: tensor.clone().requires_grad_() for name, tensor in wanted.items()}
+    leaves, fixed = _leaves(model, names)
     with torch.enable_grad():
         f = outputs(model, inputs, {**fixed, **leaves})
         total = (f * weights.to(f)).sum()
@@ -54,6 +52,11 @@ def _gradients(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     if not value.requires_grad:  # it depends on none of them
         return [torch.zeros_like(leaf) for leaf in leaves]
     return list(torch.autograd.grad(value, leaves, retain_graph=True, materialize_grads=True))
+
+
+def _leaves(model: nn.Module, names: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    wanted, fixed = _split_state(model, names)
+    return {name: tensor.clone().requires_grad_() for name, tensor in wanted.items()}, fixed
 
 
 def _split_state(model: nn.Module, names: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

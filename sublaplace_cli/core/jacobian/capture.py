@@ -71,8 +71,7 @@ class Capture:
     notes: tuple[str, ...] = field(default=())
 
     def rows_of_pass(self, n_rows: int) -> int:
-        """Rows of each pass over a split of `n_rows`: a power of two that depends only on the network, the split and,
-        where memory is short, on the memory."""
+        """Rows of each pass over a split of `n_rows`: a power of two."""
         rows = self.rows_per_pass
         while rows > LEAST_ROWS and rows * PASSES > n_rows:
             rows //= 2
@@ -131,6 +130,7 @@ def prepare_capture(model: nn.Module, layout: Layout, sample: Inputs, memory: in
     """Check the network on a few rows and decide how to differentiate it."""
     C = require_sound_network(model, sample).shape[1]
     few = evenly_spaced(sample, CHECKED_ROWS)
+    # A random u checks all of J at once: an error that it misses would have to be orthogonal to u.
     u = torch.randn(row_count(few), C, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     truth = combined_gradients(model, [part.name for part in layout.parameters], u, few)
     capture = _with_layers(Capture(model, layout, C, (), layout.parameters), recognise(model, layout, sample), few)
@@ -176,11 +176,7 @@ def rows_within(row_bytes: int, memory: int) -> int:
 
 
 def _wrong_layers(capture: Capture, found: Gradients, truth: Gradients) -> list[tuple[Layer, list[str]]]:
-    """Layers whose formula does not agree with plain autograd, each with the parameters concerned.
-
-    Both are Jᵀu for a random u, which checks all of J at once: an error that it misses would have to be orthogonal to
-    u. For plain autograd that is one backward pass.
-    """
+    """Layers whose formula does not agree with plain autograd, each with the parameters concerned: both are Jᵀu."""
     general = [part.name for part in capture.rest]
     if wrong := _differing(general, found, truth):
         raise NumericsError(

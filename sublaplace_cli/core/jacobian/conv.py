@@ -42,12 +42,9 @@ class Geometry:
         like = inputs.new_empty(m * self.weight_shape[0], *self.weight_shape[1:])
         a = inputs.reshape(1, -1, *inputs.shape[2:])
         delta = deltas.reshape(1, -1, *deltas.shape[2:])
+        settings = (self.stride, self.padding, self.dilation, False, [0] * len(self.stride), m * self.groups)
         wanted = [False, True, False]
-        none = [0] * len(self.stride)
-        backward = torch.ops.aten.convolution_backward
-        gradients = backward(
-            delta, a, like, None, self.stride, self.padding, self.dilation, False, none, m * self.groups, wanted
-        )[1]
+        gradients = torch.ops.aten.convolution_backward(delta, a, like, None, *settings, wanted)[1]
         return gradients.reshape(m, *self.weight_shape)
 
     def axes_of(self, local: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -59,13 +56,9 @@ class Geometry:
         """The inputs that one kernel tap is multiplied with, for all output positions (m, C_in, positions…)."""
         margins = [side for p in reversed(self.padding) for side in (p, p)]
         padded = torch.nn.functional.pad(inputs, margins)
-        for axis, (at, step, wide, count) in enumerate(
-            zip(tap, self.stride, self.dilation, positions, strict=True), start=2
-        ):
-            first = at * wide
-            padded = padded.narrow(axis, first, (count - 1) * step + 1)
-            padded = padded[(slice(None),) * axis + (slice(None, None, step),)]
-        return padded
+        cuts = zip(tap, self.stride, self.dilation, positions, strict=True)
+        within = [slice(at * wide, at * wide + (count - 1) * step + 1, step) for at, step, wide, count in cuts]
+        return padded[(slice(None), slice(None), *within)]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Peak memory of some work, measured from the tensors that it creates and releases."""
+"""Peak memory of some work, measured from the tensors that it creates and releases; without that inside kernels."""
 
 import weakref
 from typing import Any
@@ -9,10 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class PeakMemory(TorchDispatchMode):
-    """Within `with PeakMemory() as memory`: `memory.peak` is the largest number of bytes of new tensors alive at once.
-
-    Memory that a kernel allocates internally is not included; everything else is, on every device.
-    """
+    """After `with PeakMemory() as memory`, `memory.peak` is the most bytes of new tensors that were alive at once."""
 
     def __init__(self) -> None:
         super().__init__()

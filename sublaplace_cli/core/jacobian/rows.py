@@ -1,9 +1,4 @@
-"""Jacobian rows: held in memory, read from a store, or recomputed.
-
-`load(start, stop, which)` returns blocks. `by_block` says whether loading one block costs only its share of the whole.
-`templates` holds the same blocks for a few rows, which describe the layout without loading. The outputs f come with the
-rows, because the same pass computes both.
-"""
+"""Jacobian rows: held in memory, read from a store, or recomputed. The same pass computes the outputs f."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -31,9 +26,9 @@ class Jacobian(Protocol):
     @property
     def outputs(self) -> Tensor: ...  # f (N, C) float64
     @property
-    def templates(self) -> Sequence[Block]: ...
+    def templates(self) -> Sequence[Block]: ...  # the blocks of a few rows, which describe the layout
     @property
-    def by_block(self) -> bool: ...
+    def by_block(self) -> bool: ...  # whether loading one block costs only its share of the whole
     @property
     def rows_per_read(self) -> int: ...  # rows that are computed or read at once
     def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]: ...
@@ -66,9 +61,9 @@ class HeldJacobian:
         return self.blocks
 
     def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
-        blocks = self.blocks if which is None else [self.blocks[i] for i in which]
+        blocks = [self.blocks[i] for i in _chosen(which, self.blocks)]
         whole = start == 0 and stop == len(self.outputs)
-        return list(blocks) if whole else [block.rows(start, stop) for block in blocks]
+        return blocks if whole else [block.rows(start, stop) for block in blocks]
 
 
 class BlockBuffer:
@@ -148,10 +143,7 @@ class HoldingJacobian:
 
 @dataclass(frozen=True)
 class RecomputedJacobian:
-    """Rows that are recomputed at each reading, because they are too large to store.
-
-    Passes always run in the same slices of `rows_per_read` rows, so that every reading gives the same bits.
-    """
+    """Rows that are recomputed at each reading, in the same slices of `rows_per_read` rows: always the same bits."""
 
     layout: Layout
     outputs: Tensor  # (N, C)
@@ -234,15 +226,12 @@ def row_tiles(
     most: int | None = None,
     cap: int = MOST_TILE_BYTES,
 ) -> list[tuple[int, int]]:
-    """Slices of at most `most` rows whose blocks, with `extra` bytes per row, stay within a share of the memory.
-
-    Tiles are multiples of `rows_per_read`, so that no row is computed or read twice.
-    """
+    """Slices of at most `most` rows whose blocks, with `extra` bytes per row, stay within a share of the memory."""
     n_rows, templates = len(jacobian.outputs), jacobian.templates
-    row_bytes = sum(block.row_bytes for block in (templates if which is None else [templates[i] for i in which]))
+    row_bytes = sum(templates[i].row_bytes for i in _chosen(which, templates))
     step = max(1, min(n_rows, min(memory // TILE_SHARE, cap) // max(row_bytes + extra, 1), most or n_rows))
     if step > jacobian.rows_per_read:
-        step -= step % jacobian.rows_per_read
+        step -= step % jacobian.rows_per_read  # so that no row is computed or read twice
     return [(left, min(left + step, n_rows)) for left in range(0, n_rows, step)]
 
 

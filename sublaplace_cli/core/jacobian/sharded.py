@@ -1,7 +1,7 @@
 """A Jacobian whose rows are held by several workers, in pieces that were assigned in turn."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -89,16 +89,8 @@ def some_rows(jacobian: Jacobian, rows: Sequence[int]) -> Jacobian:
     wanted = torch.as_tensor(list(rows))
     local = (jacobian.owners == jacobian.workers.rank).cumsum(0) - 1  # numbers among this worker's own rows
     mine = wanted[jacobian.owners[wanted] == jacobian.workers.rank]
-    return ShardedJacobian(
-        jacobian.layout,
-        jacobian.outputs[wanted.to(jacobian.outputs.device)],
-        jacobian.templates,
-        SomeRows(jacobian.own, local[mine].tolist()),
-        jacobian.owners[wanted],
-        jacobian.workers,
-        jacobian.name,
-        rows,
-    )
+    own, outputs = SomeRows(jacobian.own, local[mine].tolist()), jacobian.outputs[wanted.to(jacobian.outputs.device)]
+    return replace(jacobian, outputs=outputs, own=own, owners=jacobian.owners[wanted], rows=rows, rows_per_read=1)
 
 
 def workers_of(jacobian: Jacobian) -> WorkerGroup:

@@ -31,20 +31,15 @@ def gram(
     *,
     progress: ProgressFactory = no_progress,
 ) -> Tensor:
-    """J V⁻¹ J′ᵀ (m·C, m′·C), unweighted; of one Jacobian with itself only one triangle is computed.
-
-    `dtype` is that of the products; their sum is float64.
-    """
+    """J V⁻¹ J′ᵀ (m·C, m′·C), unweighted; `dtype` is that of the products, their sum is float64."""
     K = gram_strips(left, right, prior, memory, left is right, dtype == torch.float32, progress=progress)
     return mirrored(K) if left is right else K
 
 
 def strip_width(n_rows: int, C: int) -> int:
-    """Rows of a Jacobian whose part of a Gram matrix is computed at once, by one worker.
-
-    Wide strips are faster, but there must be enough of them for all workers. The width depends only on the number of
-    rows, so that the products, and with them their rounding, are the same for any number of workers.
-    """
+    """Rows of a Jacobian whose part of a Gram matrix is computed at once, by one worker."""
+    # Wide strips are faster, but all workers need some. The width depends only on the number of rows, so that the
+    # products, and with them their rounding, are the same for any number of workers.
     return max(1, min(max(GRAM_STRIP, n_rows * C // ENOUGH_STRIPS), WIDEST_STRIP) // C)
 
 

@@ -57,10 +57,7 @@ def _exact_cross(precision: Precision, rows: Jacobian) -> Tensor:
 def require_accuracy(
     precision: Precision, L: Tensor, rows: Jacobian, cross: Tensor, found: Tensor, sample: Sample
 ) -> float:
-    """The largest relative error of the variances `found` (m·C,) at these rows; refused above the bound.
-
-    `cross` is A V⁻¹ gᵀ (N·C, m·C), from which the variances were computed.
-    """
+    """The largest relative error of variances `found` (m·C,) from `cross` = A V⁻¹ gᵀ (N·C, m·C); refused if large."""
     w = solve_lower_transposed(L, solve_lower(L, cross))  # (N·C, m·C)
     exact = sample.cross if rows is sample.rows else _exact_cross(precision, rows)
     everything = torch.arange(rows.outputs.numel(), device=w.device)

@@ -1,8 +1,4 @@
-"""Ω = AᵀA + V as a small object that is never formed.
-
-It computes its diagonal, some of its columns, a principal sub-matrix, and the Gram matrix of its rows; the loops over
-the rows are in `row_sums`, `gram` and `residuals`.
-"""
+"""Ω = AᵀA + V, which is never formed; the loops over the rows are in `row_sums`, `gram` and `residuals`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,12 +66,11 @@ class Precision:
 
     def columns(self, S: Tensor) -> Tensor:
         """A′[:, S]ᵀ in the prior's metric as a whole (k, N·C)."""
-        scale, A, done = self._scale(S), torch.empty(0), 0
-        for start, J_S in column_chunks(self.jacobian, S, self.memory):
-            chunk = weighted_columns(J_S, scale, self.own_root, start)
+        A, done = torch.empty(0), 0
+        for chunk in self.column_chunks(S):
             if chunk.shape[1] == self.n_rows:
                 return chunk
-            if start == 0:
+            if done == 0:
                 A = chunk.new_empty(len(S), self.n_rows)
             A[:, done : done + chunk.shape[1]] = chunk
             done += chunk.shape[1]

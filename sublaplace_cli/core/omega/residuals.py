@@ -32,10 +32,8 @@ def residual_norms(
 def system_residual(
     jacobian: Jacobian, root: Tensor, prior: Tensor, other: Jacobian, chosen: Tensor, w: Tensor, memory: int
 ) -> Tensor:
-    """A V⁻¹(g − Aᵀw) − w for the same rows (N·C, len(chosen)): the residual of (I + K) w = A V⁻¹ g, formed without K.
-
-    The small vector g − Aᵀw comes first, so that the rounding of A V⁻¹ g does not show either.
-    """
+    """A V⁻¹(g − Aᵀw) − w for the same rows (N·C, len(chosen)): the residual of (I + K) w = A V⁻¹ g without K."""
+    # The small vector g − Aᵀw comes first, so that the rounding of A V⁻¹ g does not show either.
     u, workers, (own, rows) = weigh_rows(w, root), workers_of(jacobian), local_part(jacobian)
     N, C = jacobian.outputs.shape
     pushed = torch.zeros(len(own.outputs) * C, len(chosen), dtype=torch.float64, device=w.device)

@@ -1,8 +1,7 @@
 """Bounds of the full posterior's variance, where its Gram matrix is too large.
 
 Lower bound: any sub-network's variance (Theorem 1). Upper bound: the full posterior of some of the training rows,
-because more data never increase the variance. Disjoint sets of rows give several upper bounds; the smallest per test
-row is used.
+because more data never increase the variance; of several disjoint sets of rows, the smallest per test row.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...errors import NumericsError, Reason
 from ..jacobian.rows import Jacobian
-from ..linalg import SYMMETRIC_STRIP, condition_of, dual_variance, inverse_square_sums, safe_cholesky, solve_lower
+from ..linalg import condition_of, dual_variance, inverse_columns, inverse_square_sums, safe_cholesky, solve_lower
 from ..omega.gram_float32 import Sample, not_good_enough, require_accuracy, sample_of
 from ..omega.precision import Precision
 from ..omega.row_sums import row_norms
@@ -43,13 +43,9 @@ class FullPosterior:
         return variance.reshape(jacobian.outputs.shape)
 
     def _variance(self, jacobian: Jacobian, norms: Tensor, cross: Tensor) -> Tensor:
-        def residual_norms(chosen: Tensor, w: Tensor) -> Tensor:
-            return self.precision.residual_norms(jacobian, chosen, w)
-
-        def system_residual(chosen: Tensor, w: Tensor) -> Tensor:
-            return self.precision.system_residual(jacobian, chosen, w)
-
-        return dual_variance(self.factor, cross, norms, self.condition, residual_norms, system_residual)
+        precision = self.precision
+        residuals = partial(precision.residual_norms, jacobian), partial(precision.system_residual, jacobian)
+        return dual_variance(self.factor, cross, norms, self.condition, *residuals)
 
     @cached_property
     def _sample(self) -> Sample:
@@ -58,8 +54,7 @@ class FullPosterior:
     def require_accuracy(self) -> None:
         """Refuse float32 products whose error shows in the variances of a sample of the training rows."""
         few = self._sample.rows
-        norms = row_norms(few, self.precision.prior, self.precision.memory)
-        cross = self.precision.cross_gram(few)
+        norms, cross = row_norms(few, self.precision.prior, self.precision.memory), self.precision.cross_gram(few)
         variance = self._variance(few, norms, cross)
         require_accuracy(self.precision, self.factor, few, cross, variance, self._sample)
 
@@ -75,9 +70,8 @@ def full_bytes(rows: int) -> int:
 
 def fit_full(precision: Precision) -> FullPosterior:
     """The full posterior of these training rows."""
-    rows = precision.n_rows
-    what = f"the full posterior over {rows} rows"
-    require_room(precision, full_bytes(rows), what, Reason.NO_ROOM_FOR_FULL)
+    what = f"the full posterior over {precision.n_rows} rows"
+    require_room(precision, full_bytes(precision.n_rows), what, Reason.NO_ROOM_FOR_FULL)
     if precision.gram_dtype == torch.float64:
         return FullPosterior(precision, *factor_gram(precision.gram()))
     try:
@@ -111,11 +105,6 @@ def factor_gram(K: Tensor) -> tuple[Tensor, float, Callable[[], float]]:
 
 def own_shares(L: Tensor, n_outputs: int) -> Tensor:
     """A_n Ω⁻¹ A_nᵀ of every training row as I − R_nn, R = (L Lᵀ)⁻¹ (N, C, C)."""
-    C, parts = n_outputs, []
-    step = max(1, max(SYMMETRIC_STRIP, len(L) // 16) // C) * C  # each solve copies its part of L: not too many
-    for left in range(0, len(L), step):
-        width = min(step, len(L) - left)
-        unit = torch.eye(len(L) - left, width, dtype=L.dtype, device=L.device)
-        X = solve_lower(L[left:, left:], unit).reshape(len(L) - left, -1, C)
-        parts.append(torch.einsum("rnc,rnd->ncd", X, X))
-    return torch.eye(C, dtype=L.dtype, device=L.device) - torch.cat(parts)
+    columns = (X.reshape(len(X), -1, n_outputs) for X in inverse_columns(L, multiple_of=n_outputs))
+    parts = [torch.einsum("rnc,rnd->ncd", X, X) for X in columns]
+    return torch.eye(n_outputs, dtype=L.dtype, device=L.device) - torch.cat(parts)

@@ -43,11 +43,7 @@ class KroneckerPosterior:
     @property
     def freedom(self) -> float:
         """tr((KFAC + V)⁻¹ KFAC)."""
-        priors = {
-            parameter.name: float(self.prior[parameter.offset])
-            for parameter in self.layout.parameters
-            if parameter.size
-        }
+        priors = {parameter.name: float(self.prior[parameter.offset]) for parameter in self.layout.parameters}
         total = 0.0
         for name, factors in self.factors.items():
             data = _turn(factors).data
@@ -61,13 +57,14 @@ class KroneckerPosterior:
         variance = torch.zeros(M * C, dtype=torch.float64, device=jacobian.outputs.device)
         for a, b in row_tiles(jacobian, self.memory):
             for block in jacobian.load(a, b):
-                inside = [p for p in self.layout.parameters if p.size and _within(p.span, block.span)]
+                start, stop = block.start, block.span.stop
+                inside = [p for p in self.layout.parameters if start <= p.offset and p.span.stop <= stop]
                 done = a
                 for piece in block.dense_pieces():
                     rows = slice(done * C, (done + piece.n_rows) * C)
                     for parameter in inside:
                         span = parameter.span
-                        g = piece.flat[:, span.start - block.start : span.stop - block.start].double()
+                        g = piece.flat[:, span.start - start : span.stop - start].double()
                         variance[rows] += _quadratic(g, turned.get(parameter.name), self.prior[span])
                     done += piece.n_rows
         return variance.reshape(M, C)
@@ -90,7 +87,3 @@ def _quadratic(g: Tensor, turned: _Turned | None, prior: Tensor) -> Tensor:
     G = torch.einsum("oi,moj->mij", turned.out, G)
     G = G if turned.into is None else G @ turned.into
     return (G.square() / (turned.data + prior[0])).sum(dim=(1, 2))
-
-
-def _within(part: slice, whole: slice) -> bool:
-    return whole.start <= part.start and part.stop <= whole.stop

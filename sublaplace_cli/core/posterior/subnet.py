@@ -1,6 +1,6 @@
 """What the two forms of a sub-network's posterior share: their base class, their sizes, and which form is smaller."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import cached_property
 from typing import ClassVar, Literal
@@ -12,12 +12,13 @@ from ...errors import Reason, RunError
 from ..jacobian.rows import Jacobian
 from ..omega.precision import Precision
 from ..omega.row_sums import column_chunks
+from . import Posterior
 
 Form = Literal["primal", "dual"]
 WEAK_DATA = 1e-3  # degrees of freedom per row below which their plain difference would lose more than 13 digits
 
 
-class SubnetPosterior(ABC):
+class SubnetPosterior(Posterior):
     """Gaussian over the parameters in S; all others stay at their value."""
 
     form: ClassVar[Form]

@@ -1,14 +1,10 @@
 """Greedy-Laplace, Algorithm 2, as a lazy pivoted Cholesky factorisation of Ω.
 
-The Schur-complement diagonal d_j never grows as S grows, so a value computed earlier is an upper bound. Only the
-columns with the largest bounds are fetched and updated. Among the best of them, a panel, pivots are taken as long as
-the best one beats every bound outside. The order is that of the literal algorithm over all candidates.
-
-With a pool that is not much larger than k, such as `2k` and `paper`, bounds save nothing: its sub-matrix of Ω is formed
-and factored as a whole.
-
-A bound is updated by what the pivots since its last value have subtracted, with a margin for rounding. Values are
-computed from scratch only inside a panel and where that margin hides the order.
+The Schur-complement diagonal d_j never grows with S, so an earlier value is an upper bound. Only the columns with the
+largest bounds are fetched; among a panel of the best, pivots are taken while the best one beats every bound outside.
+The order is that of the literal algorithm. A bound is lowered by what later pivots subtracted, with a margin for
+rounding; where that margin hides the order, values are computed from scratch. With a pool that is not much larger than
+k, bounds save nothing: its sub-matrix of Ω is formed and factored as a whole.
 """
 
 import numpy as np
@@ -28,10 +24,9 @@ GREEDY_PANEL = 512  # candidates among which pivots are taken at once
 SOUND = 1 - 1e-6  # d/v is at least 1, up to a little rounding
 SWEEP = 3072  # candidates whose bounds are updated at once
 NO_BOUND = (-1.0, 0)  # the best bound outside a panel that holds all candidates
-FIRST_UPDATE = 64  # pivots that a candidate's first update includes
+FIRST_UPDATE = 64  # pivots that a candidate's first update includes: enough to rule out most
 SMALL_POOL = 2048, 4  # a pool is factored as a whole up to this many candidates, and this many times k
 LOOSE = 1e-3  # a bound whose margin for rounding is a larger part of it is computed from scratch
-
 
 check = check_pool
 
@@ -161,10 +156,7 @@ class _Search:
         return old | ~self.exact[positions] if self.careful else old
 
     def _refresh(self, sweep: Tensor) -> None:
-        """Lower these bounds, each in the cheaper way: by the pivots since its last value, or from scratch.
-
-        A first update includes only a few pivots, which is enough to rule out most candidates.
-        """
+        """Lower these bounds, each in the cheaper way: by the pivots since its last value, or from scratch."""
         self.cache.hold(sweep, self.bounds)
         sweep = self.cache.in_held_order(sweep)
         since = self.as_of[sweep]
@@ -183,8 +175,7 @@ class _Search:
             self._update(rest, values, len(self.chosen), exact=True)
 
     def _lower(self, positions: Tensor, then: int, until: int) -> Tensor:
-        """Subtract what the pivots from `then` to `until` took from these bounds; returns a mask of those left
-        unchanged because the margin for rounding is too large."""
+        """Subtract what the pivots from `then` to `until` took; returns a mask of those too loose for it."""
         before = self.bounds[positions]
         lost = column_squares(self.directions[then:until] @ self.cache.columns(positions))
         values = before - lost + self.margin * before
@@ -215,11 +206,7 @@ def require_sound(values: Tensor) -> None:
 def _pivot_inside(
     B: Tensor, panel: Tensor, outside: tuple[float, int], most: int, sure: bool
 ) -> tuple[list[int], list[float], Tensor]:
-    """Pivots of B in order, while the best beats (value, position) of the best bound outside.
-
-    With `sure` the first is always taken. On the CPU this uses numpy: a pivot is a few calls on a few hundred numbers,
-    each of which costs several times as much in torch.
-    """
+    """Pivots of B in order, while the best beats the best bound outside (value, position); with `sure` at least one."""
     positions = panel.tolist()
 
     def ends(before: int, pivot: float, column: int) -> bool:
@@ -231,7 +218,7 @@ def _pivot_inside(
 
     if B.device.type != "cpu":
         return pivots_on_device(B, most, ends)
-    matrix = B.numpy()
+    matrix = B.numpy()  # a pivot is a few calls on a few hundred numbers: each would cost several times more in torch
     d = matrix.diagonal().copy()  # −∞ once taken
     rows = np.empty((min(most, len(d)), len(d)))
     taken: list[int] = []
@@ -241,8 +228,7 @@ def _pivot_inside(
         pivot = float(d[best])
         if ends(len(taken), pivot, best):
             break
-        t = len(taken)
-        row = rows[t]
+        t, row = len(taken), rows[len(taken)]
         np.subtract(matrix[best], rows[:t, best] @ rows[:t], out=row)
         row *= pivot**-0.5
         d -= row * row
@@ -254,12 +240,8 @@ def _pivot_inside(
 
 def _first_largest(d: np.ndarray) -> int:
     """Index of the largest after rounding, the first among equals; only values near the largest are rounded."""
-    best = int(d.argmax())
-    equals = d >= d[best] * (1 - 2e-11)
-    if np.count_nonzero(equals) == 1:
-        return best
-    near = equals.nonzero()[0]
-    return int(near[int(rounded(torch.from_numpy(d[near])).argmax())])
+    near = (d >= d.max() * (1 - 2e-11)).nonzero()[0]
+    return int(near[0]) if len(near) == 1 else int(near[int(rounded(torch.from_numpy(d[near])).argmax())])
 
 
 def _beaten(value: float, position: int, outside: tuple[float, int]) -> bool:

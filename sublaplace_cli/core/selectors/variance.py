@@ -1,10 +1,9 @@
 """Forward selection by predictive variance: each step takes the parameter that adds most to it over the reference rows.
 
-With S chosen, r_j the gradients of the reference rows with respect to parameter j minus the part that S explains, and
-d_j the Schur complement of Ω, adding j raises the sum of their variances by ‖r_j‖²/d_j. Gains may rise as S grows, so
-no bound saves work and every candidate is updated; but all updates follow from two products with the Jacobian per step,
-and nothing of size k × p is stored. Updates accumulate rounding: before each step the best few values are recomputed,
-and where these differ from the updated ones, all values are.
+With r_j the gradients of the reference rows at parameter j minus the part that S explains, and d_j the Schur complement
+of Ω, adding j raises the sum of their variances by ‖r_j‖²/d_j. Gains may rise with S, so every candidate is updated, by
+two products with the Jacobian per step. Updates accumulate rounding: before each step the best few values are
+recomputed, and where these differ from the updated ones, all values are.
 """
 
 import torch

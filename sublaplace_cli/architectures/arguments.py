@@ -23,13 +23,15 @@ def required(arch: str, args: Mapping[str, Any], name: str, example: str) -> Any
     return args[name]
 
 
+def wrong_argument(arch: str, name: str, value: Any, expected: str, hint: str | None = None) -> UserError:
+    """The error for an argument with a wrong value."""
+    return UserError(f"architecture '{arch}', argument '{name}': found {value!r}, expected {expected}", hint=hint)
+
+
 def positive_int(arch: str, name: str, value: Any) -> int:
     """`value` as a width or count of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST_WIDTH:
-        raise UserError(
-            f"architecture '{arch}', argument '{name}': found {value!r},"
-            f" expected a whole number from 1 to {LARGEST_WIDTH}"
-        )
+        raise wrong_argument(arch, name, value, f"a whole number from 1 to {LARGEST_WIDTH}")
     return value
 
 
@@ -37,8 +39,6 @@ def one_of(arch: str, name: str, value: Any, choices: Iterable[Any]) -> Any:
     """`value` if it is one of `choices`; else an error with a suggestion."""
     known = list(choices)
     if value not in known or isinstance(value, bool):
-        near = suggestion(str(value), map(str, known)) if isinstance(value, str) else None
-        listed = ", ".join(map(str, known))
-        message = f"architecture '{arch}', argument '{name}': found {value!r}, expected one of {listed}"
-        raise UserError(message, hint=near)
+        near = suggestion(value, map(str, known)) if isinstance(value, str) else None
+        raise wrong_argument(arch, name, value, f"one of {', '.join(map(str, known))}", near)
     return value

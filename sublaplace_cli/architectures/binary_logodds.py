@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 
+LOGODDS_FIELD = "wrap.binary-logodds.classes"
+
 
 def add_binary_logodds(module: nn.Module, classes: Sequence[int], outputs: int | None = None) -> nn.Module:
     """f = logsumexp(logits in classes) − logsumexp(the others), as (B, 1); `outputs` is C if known."""
@@ -23,22 +25,15 @@ class _LogOdds:
     def __init__(self, classes: Sequence[int]) -> None:
         self.classes = sorted(set(classes))
         if not self.classes or len(self.classes) != len(classes) or self.classes[0] < 0:
-            raise UserError(
-                f"wrap.binary-logodds.classes: found {list(classes)}, expected different class numbers, counted from 0"
-            )
+            raise UserError(f"{LOGODDS_FIELD}: found {list(classes)}, expected different class numbers, counted from 0")
 
     def check(self, outputs: int) -> None:
         if self.classes[-1] >= outputs:
-            raise UserError(
-                f"wrap.binary-logodds.classes: there is no class {self.classes[-1]},"
-                f" the network has {outputs} outputs (0 to {outputs - 1})"
-            )
+            message = f"{LOGODDS_FIELD}: there is no class {self.classes[-1]}"
+            raise UserError(f"{message}, the network has {outputs} outputs (0 to {outputs - 1})")
         if len(self.classes) == outputs:
-            raise UserError(
-                f"wrap.binary-logodds.classes: names all {outputs} outputs of the network,"
-                " no class is left for the other side of the odds",
-                hint="list only the classes that count as 1",
-            )
+            message = f"{LOGODDS_FIELD}: names all {outputs} outputs, no class is left for the other side of the odds"
+            raise UserError(message, hint="list only the classes that count as 1")
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], logits: Any) -> Tensor:
         if not isinstance(logits, Tensor) or logits.ndim == 0:

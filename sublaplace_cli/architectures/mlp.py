@@ -5,8 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import UserError
-from .arguments import one_of, positive_int, refuse_unknown, required
+from .arguments import one_of, positive_int, refuse_unknown, required, wrong_argument
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -24,26 +23,17 @@ def mlp(**args: Any) -> nn.Sequential:
     """Linear, act, …, Linear with the keys 0.weight, 0.bias, 2.weight, …; args: see MLP_ARGUMENTS."""
     refuse_unknown("mlp", args, MLP_ARGUMENTS)
     inputs = positive_int("mlp", "in", required("mlp", args, "in", "in: 10, hidden: [50, 50], out: 1"))
-    hidden = _hidden_widths(required("mlp", args, "hidden", "in: 10, hidden: [50, 50], out: 1"))
+    hidden = required("mlp", args, "hidden", "in: 10, hidden: [50, 50], out: 1")
+    if not isinstance(hidden, (list, tuple)):
+        hint = "for example hidden: [50, 50]; an empty list gives one linear layer"
+        raise wrong_argument("mlp", "hidden", hidden, "a list of widths", hint)
+    widths = [positive_int("mlp", f"hidden[{i}]", width) for i, width in enumerate(hidden)]
     outputs = positive_int("mlp", "out", args.get("out", 1))
     activation = ACTIVATIONS[one_of("mlp", "act", args.get("act", "relu"), ACTIVATIONS)]
-    bias = _flag(args.get("bias", True))
-
-    widths = [inputs, *hidden, outputs]
+    bias = args.get("bias", True)
+    if not isinstance(bias, bool):
+        raise wrong_argument("mlp", "bias", bias, "true or false")
     layers: list[nn.Module] = []
-    for width_in, width_out in pairwise(widths):
+    for width_in, width_out in pairwise([inputs, *widths, outputs]):
         layers += [nn.Linear(width_in, width_out, bias=bias), activation()]
     return nn.Sequential(*layers[:-1])
-
-
-def _hidden_widths(value: Any) -> list[int]:
-    if not isinstance(value, (list, tuple)):
-        hint = "for example hidden: [50, 50]; an empty list gives one linear layer"
-        raise UserError(f"architecture 'mlp', argument 'hidden': found {value!r}, expected a list of widths", hint=hint)
-    return [positive_int("mlp", f"hidden[{i}]", width) for i, width in enumerate(value)]
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise UserError(f"architecture 'mlp', argument 'bias': found {value!r}, expected true or false")
-    return value

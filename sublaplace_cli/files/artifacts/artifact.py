@@ -20,7 +20,6 @@ from .layout import (
     METADATA_KEY,
     TensorPlan,
     bytes_of,
-    bytes_of_all,
     header_of,
     offsets_of,
     whole_plans,
@@ -29,7 +28,7 @@ from .layout import (
 
 def write_artifact(path: Path, kind: str, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """Write a small artifact at once; returns the digest that `open_artifact` finds in it."""
-    plans, contents = whole_plans(tensors), bytes_of_all(tensors)
+    plans, contents = whole_plans(tensors), {name: bytes_of(tensor) for name, tensor in tensors.items()}
     digests = {name: [hashlib.sha256(contents[name]).hexdigest()] for name in plans}
     header, digest = header_of(kind, meta, plans, digests)
     with replacing(path) as file:
@@ -58,7 +57,7 @@ class Artifact:
         """A whole tensor."""
         entry = self._entry(name)
         if shape is not None and tuple(entry["shape"]) != shape:
-            raise self._broken(f"'{name}' has shape {tuple(entry['shape'])}, expected {shape}")
+            raise broken(self.path, f"'{name}' has shape {tuple(entry['shape'])}, expected {shape}")
         return self.rows(name, 0, entry["shape"][0])
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
@@ -74,13 +73,13 @@ class Artifact:
         for left in pieces:
             piece = content[(left - first) * row_bytes : (left - first + step) * row_bytes]
             if hashlib.sha256(piece).hexdigest() != entry["sha256"][left // step]:
-                raise self._broken(f"the contents of '{name}' (rows {left}…) do not match their checksum")
+                raise broken(self.path, f"the contents of '{name}' (rows {left}…) do not match their checksum")
             self.checked.add((name, left))
         return values[start - first : stop - first]
 
     def _entry(self, name: str) -> dict[str, Any]:
         if name not in self.meta["tensors"]:
-            raise self._broken(f"it holds no tensor '{name}'")
+            raise broken(self.path, f"it holds no tensor '{name}'")
         return self.meta["tensors"][name]
 
     def _read(self, name: str, start: int, stop: int) -> tuple[Tensor, memoryview]:
@@ -93,13 +92,10 @@ class Artifact:
                 file.seek(self.offsets[name] + start * row_bytes)
                 complete = file.readinto(content) == values.nbytes
         except OSError as error:
-            raise self._broken(str(error)) from error
+            raise broken(self.path, str(error)) from error
         if not complete:
-            raise self._broken(f"it ends inside '{name}'")
+            raise broken(self.path, f"it ends inside '{name}'")
         return values, content
-
-    def _broken(self, what: str) -> UserError:
-        return broken(self.path, what)
 
 
 def open_artifact(path: Path, kind: str) -> Artifact:

@@ -59,26 +59,16 @@ def header_of(
     kind: str, meta: Mapping[str, Any], plans: Mapping[str, TensorPlan], digests: Mapping[str, list[str]]
 ) -> tuple[bytes, str]:
     """The header of an artifact, and the digest of its metadata."""
+    types = {name: {"dtype": DTYPE_NAMES[plan.dtype], "shape": list(plan.shape)} for name, plan in plans.items()}
     tensors = {
-        name: {
-            "dtype": DTYPE_NAMES[plan.dtype],
-            "shape": list(plan.shape),
-            "rows_per_piece": plan.rows_per_piece,
-            "sha256": digests[name],
-        }
+        name: {**types[name], "rows_per_piece": plan.rows_per_piece, "sha256": digests[name]}
         for name, plan in plans.items()
     }
     own = {**meta, "kind": kind, "schema": ARTIFACT_SCHEMA, "tensors": tensors}
     digest = digest_of(own)
     entries: dict[str, Any] = {"__metadata__": {METADATA_KEY: canonical_json({**own, "checksum": digest})}}
-    offset = 0
-    for name, plan in plans.items():
-        entries[name] = {
-            "dtype": DTYPE_NAMES[plan.dtype],
-            "shape": list(plan.shape),
-            "data_offsets": [offset, offset + plan.n_bytes],
-        }
-        offset += plan.n_bytes
+    for name, offset in offsets_of(0, plans)[0].items():
+        entries[name] = {**types[name], "data_offsets": [offset, offset + plans[name].n_bytes]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the format requires aligned data
     return len(text).to_bytes(8, "little") + text, digest
@@ -97,8 +87,3 @@ def bytes_of(tensor: Tensor) -> memoryview:
     """The bytes of a tensor; without a copy if it is contiguous and on the CPU."""
     array: Any = tensor.detach().cpu().contiguous().numpy()
     return memoryview(array).cast("B") if tensor.numel() else memoryview(b"")
-
-
-def bytes_of_all(tensors: Mapping[str, Tensor]) -> dict[str, memoryview]:
-    """The bytes of several tensors, in their order."""
-    return {name: bytes_of(tensor) for name, tensor in tensors.items()}

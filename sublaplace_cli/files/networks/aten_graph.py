@@ -42,14 +42,6 @@ class GraphStep:
     layer: str | None = None
 
 
-@dataclass(frozen=True)
-class GraphInput:
-    """One tensor from the caller; None in `shape` is a free dimension."""
-
-    name: str
-    shape: tuple[int | None, ...]
-
-
 class AtenGraph(nn.Module):
     """Parameters and buffers under their exported names, and the steps from the inputs to the output."""
 
@@ -58,19 +50,20 @@ class AtenGraph(nn.Module):
         tensors: Mapping[str, Tensor],
         constants: Mapping[str, Any],
         stored: Mapping[str, str],
-        inputs: Sequence[GraphInput],
+        inputs: Mapping[str, tuple[int | None, ...]],
         steps: Sequence[GraphStep],
         output: str,
         unsaved: AbstractSet[str] = frozenset(),
     ) -> None:
-        """`tensors` by exported name (`unsaved`: not in the state dict), `stored` graph → exported name."""
+        """`tensors` by exported name (`unsaved`: not in the state dict), `stored` graph → exported name, `inputs` with
+        their shapes (None: a free dimension)."""
         super().__init__()
         linear = _linear_layers(steps, stored, tensors)
         for name, tensor in tensors.items():  # in the order of the file, which named_parameters() keeps
             _register(self, name, tensor, linear, persistent=name not in unsaved)
         self._constants = dict(constants)
         self._stored = [(name, operator.attrgetter(exported)) for name, exported in stored.items()]
-        self._inputs = list(inputs)
+        self._inputs = dict(inputs)
         self._steps = [_through_layer(step, linear, stored) for step in steps]
         self._output = output
 
@@ -78,7 +71,7 @@ class AtenGraph(nn.Module):
         values = dict(self._constants)
         values.update((name, read(self)) for name, read in self._stored)
         values.update(self._checked_inputs(args, kwargs))
-        device = values[self._inputs[0].name].device
+        device = values[next(iter(self._inputs))].device
         for step in self._steps:
             function = step.function if step.layer is None else operator.attrgetter(step.layer)(self)
             found = function(*_filled(step.args, values, device), **_filled(step.kwargs, values, device))
@@ -88,27 +81,17 @@ class AtenGraph(nn.Module):
         return values[self._output]
 
     def _checked_inputs(self, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        names = [expected.name for expected in self._inputs]
+        names = list(self._inputs)
         tensors = {**dict(zip(names, args, strict=False)), **kwargs}
         if len(args) + len(kwargs) != len(names) or set(tensors) != set(names):
-            raise UserError(
-                f"the exported network takes {len(names)} inputs ({', '.join(names)}),"
-                f" found {len(args)} without a name and the names {sorted(kwargs)}"
-            )
-        for expected in self._inputs:
-            _check_shape(expected, tensors[expected.name])
+            expected = f"the exported network takes {len(names)} inputs ({', '.join(names)})"
+            raise UserError(f"{expected}, found {len(args)} without a name and the names {sorted(kwargs)}")
+        for name, sizes in self._inputs.items():
+            found = tuple(tensors[name].shape)
+            if len(found) != len(sizes) or any(size not in (None, n) for size, n in zip(sizes, found, strict=True)):
+                shape = ", ".join("any" if size is None else str(size) for size in sizes)
+                raise UserError(f"input '{name}' of the exported network: found shape {found}, expected ({shape})")
         return tensors
-
-
-def _check_shape(expected: GraphInput, tensor: Tensor) -> None:
-    fits = tensor.ndim == len(expected.shape) and all(
-        size in (None, found) for size, found in zip(expected.shape, tensor.shape, strict=True)
-    )
-    if not fits:
-        shape = ", ".join("any" if size is None else str(size) for size in expected.shape)
-        raise UserError(
-            f"input '{expected.name}' of the exported network: found shape {tuple(tensor.shape)}, expected ({shape})"
-        )
 
 
 def _filled(value: Any, values: Mapping[str, Any], device: torch.device) -> Any:
@@ -127,11 +110,8 @@ def references(value: Any) -> Iterator[str]:
     """The names of all earlier values inside an argument."""
     if isinstance(value, Ref):
         yield value.name
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from references(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
+    elif isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
             yield from references(item)
 
 
@@ -147,16 +127,10 @@ def _linear_layers(
             continue
         refs = [arg.name for arg in step.args[1:] if isinstance(arg, Ref) and arg.name in stored]
         names = [stored[ref] for ref in refs]
-        layer, _, leaf = names[0].rpartition(".") if names else ("", "", "")
+        layer = names[0].rpartition(".")[0] if names else ""
         alone = all(uses[ref] == 1 and owners[id(tensors[stored[ref]])] == 1 for ref in refs)
         inside = {name for name in tensors if name.startswith(f"{layer}.")}
-        if (
-            layer
-            and leaf == "weight"
-            and alone
-            and inside == set(names)
-            and inside <= {f"{layer}.weight", f"{layer}.bias"}
-        ):
+        if layer and alone and inside == set(names) and names == [f"{layer}.weight", f"{layer}.bias"][: len(names)]:
             layers[layer] = len(names) == 2
     return layers
 
@@ -171,6 +145,21 @@ def _through_layer(step: GraphStep, linear: Mapping[str, bool], stored: Mapping[
     return replace(step, args=step.args[:1], kwargs={}, layer=layer)
 
 
+def _register(root: nn.Module, name: str, tensor: Tensor, linear: Mapping[str, bool], *, persistent: bool) -> None:
+    module, (*parts, leaf) = root, name.split(".")
+    for depth, part in enumerate(parts, start=1):
+        if part not in module._modules:
+            path = ".".join(parts[:depth])
+            module.add_module(part, _empty_linear(linear[path]) if path in linear else nn.Module())
+        module = module.get_submodule(part)
+    if not isinstance(tensor, nn.Parameter):
+        module.register_buffer(leaf, tensor, persistent=persistent)
+        return
+    module.register_parameter(leaf, tensor)
+    if isinstance(module, nn.Linear) and leaf == "weight":
+        module.out_features, module.in_features = tensor.shape
+
+
 def _empty_linear(bias: bool) -> nn.Linear:
     layer = nn.Linear(1, 1, bias=bias, device="meta")
     # the exported tensors are registered under these names
@@ -178,23 +167,3 @@ def _empty_linear(bias: bool) -> nn.Linear:
     if bias:
         del layer.bias
     return layer
-
-
-def _parent_of(root: nn.Module, name: str, linear: Mapping[str, bool]) -> nn.Module:
-    module, parts = root, name.split(".")
-    for depth, part in enumerate(parts[:-1], start=1):
-        if part not in module._modules:
-            path = ".".join(parts[:depth])
-            module.add_module(part, _empty_linear(linear[path]) if path in linear else nn.Module())
-        module = module.get_submodule(part)
-    return module
-
-
-def _register(root: nn.Module, name: str, tensor: Tensor, linear: Mapping[str, bool], *, persistent: bool) -> None:
-    module, leaf = _parent_of(root, name, linear), name.rpartition(".")[2]
-    if not isinstance(tensor, nn.Parameter):
-        module.register_buffer(leaf, tensor, persistent=persistent)
-        return
-    module.register_parameter(leaf, tensor)
-    if isinstance(module, nn.Linear) and leaf == "weight":
-        module.out_features, module.in_features = tensor.shape

@@ -72,7 +72,7 @@ def _network(archive: zipfile.ZipFile, members: Mapping[str, str]) -> nn.Module:
     constant_tensors = _read_tensors(archive, members, CONSTANTS, "model_constants_config.json")
     stored, constants, inputs = graph_inputs(module["signature"]["input_specs"], graph["tensor_values"])
     used = {name: (tensors | constant_tensors)[name] for name in stored.values()}
-    steps = graph_steps(graph["nodes"], set(stored) | set(constants) | {i.name for i in inputs}, set(stored))
+    steps = graph_steps(graph["nodes"], {*stored, *constants, *inputs}, set(stored))
     output = single_output(module["signature"]["output_specs"])
     steps = free_early(steps, output, set(stored))
     return AtenGraph(used, constants, stored, inputs, steps, output, set(constant_tensors)).eval()

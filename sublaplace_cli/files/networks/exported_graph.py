@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ...errors import UserError
-from .aten_graph import GraphInput, GraphStep, InputDevice, Ref, references
+from .aten_graph import GraphStep, InputDevice, Ref, references
 from .aten_operators import TRAINING_FLAG, find_function
 
 DYNAMIC = (
@@ -26,18 +26,18 @@ SYMBOLIC = ("as_sym_int", "as_sym_float", "as_sym_bool")
 
 def graph_inputs(
     specs: list[dict[str, Any]], metas: Mapping[str, Any]
-) -> tuple[dict[str, str], dict[str, Any], list[GraphInput]]:
-    """Stored tensors (graph name → exported name), constants by graph name, and the caller's inputs."""
+) -> tuple[dict[str, str], dict[str, Any], dict[str, tuple[int | None, ...]]]:
+    """Stored tensors (graph name → exported name), constants by graph name, and the shapes of the caller's inputs."""
     stored: dict[str, str] = {}
     constants: dict[str, Any] = {}
-    inputs: list[GraphInput] = []
+    inputs: dict[str, tuple[int | None, ...]] = {}
     for spec in specs:
         ((kind, content),) = spec.items()
         if kind in ("parameter", "buffer", "tensor_constant"):
             stored[_text(content["arg"]["name"])] = _text(content[f"{kind}_name"])
         elif kind == "user_input" and "as_tensor" in content["arg"]:
             name = _text(content["arg"]["as_tensor"]["name"])
-            inputs.append(GraphInput(name, _input_shape(name, metas[name]["sizes"])))
+            inputs[name] = _input_shape(name, metas[name]["sizes"])
         elif kind == "constant_input":
             constants[_text(content["name"])] = _argument(content["value"], set())
         else:

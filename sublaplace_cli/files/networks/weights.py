@@ -31,7 +31,7 @@ def checked_weights(
             _listing("wrong shape", wrong, lambda n: f"{_shape(found[n])}, expected {_shape(expected[n])}"),
         ]
         message = f"{path}: the weights do not fit {field}.build\n" + "\n".join(filter(None, problems))
-        raise UserError(message, hint=_hint(state, expected, missing, unexpected, wrong))
+        raise UserError(message, hint=_hint(_fitting_prefix(state, expected), missing, unexpected, wrong))
     for name, tensor in found.items():
         _check_values(path, name, tensor, expected[name])
     return found
@@ -66,24 +66,15 @@ def _missing(module: nn.Module, found: Mapping[str, Tensor], strict: bool) -> li
     parameters = dict(module.named_parameters(remove_duplicate=False))
     # a tied parameter needs only one of its names
     present = {id(parameter) for name, parameter in parameters.items() if name in found}
-    missing = []
-    for name in module.state_dict():
-        if name in found or name.endswith("num_batches_tracked"):
-            continue
-        if name in parameters:
-            optional = id(parameters[name]) in present or not (strict or parameters[name].requires_grad)
-        else:
-            optional = not strict
-        if not optional:
-            missing.append(name)
-    return missing
+    needed = [name for name in module.state_dict() if strict or (name in parameters and parameters[name].requires_grad)]
+    needed = [name for name in needed if name not in found and not name.endswith("num_batches_tracked")]
+    return [name for name in needed if id(parameters.get(name)) not in present]
 
 
 def _check_values(path: Path, name: str, tensor: Tensor, expected: Tensor) -> None:
-    if expected.is_floating_point() and not tensor.is_floating_point():
-        raise UserError(f"{path}: '{name}' holds {tensor.dtype} values, expected floating point")
-    if not expected.is_floating_point() and tensor.is_floating_point():
-        raise UserError(f"{path}: '{name}' holds {tensor.dtype} values, expected {expected.dtype}")
+    if expected.is_floating_point() != tensor.is_floating_point():
+        kind = "floating point" if expected.is_floating_point() else expected.dtype
+        raise UserError(f"{path}: '{name}' holds {tensor.dtype} values, expected {kind}")
     if tensor.is_floating_point() and not torch.isfinite(tensor).all():
         count = int((~torch.isfinite(tensor)).sum())
         message = f"{path}: '{name}' has {count} values that are NaN or infinite, expected finite weights"
@@ -101,14 +92,7 @@ def _shape(tensor: Tensor) -> str:
     return f"({', '.join(map(str, tensor.shape))})"
 
 
-def _hint(
-    state: Mapping[str, Tensor],
-    expected: Mapping[str, Tensor],
-    missing: list[str],
-    unexpected: list[str],
-    wrong: list[str],
-) -> str:
-    prefix = _fitting_prefix(state, expected)
+def _hint(prefix: str | None, missing: list[str], unexpected: list[str], wrong: list[str]) -> str:
     if prefix:
         return f"some keys would fit without '{prefix}': weights: {{…, strip_prefix: {prefix}}}"
     if missing and unexpected:

@@ -59,12 +59,6 @@ class ArraysSpec(Part):
     target: Text | None = None
 
 
-def _check_lengths(raw: Mapping[str, Any]) -> Iterator[Finding]:
-    mean, std = raw.get("mean"), raw.get("std")
-    if isinstance(mean, list) and isinstance(std, list) and len(mean) != len(std):
-        yield Finding((), f"mean has {len(mean)} items, std has {len(std)}; expected the same number")
-
-
 class FixedMeanStd(Part):
     """Fixed numbers to standardise with."""
 
@@ -73,7 +67,9 @@ class FixedMeanStd(Part):
 
     @classmethod
     def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
-        yield from _check_lengths(raw)
+        mean, std = raw.get("mean"), raw.get("std")
+        if isinstance(mean, list) and isinstance(std, list) and len(mean) != len(std):
+            yield Finding((), f"mean has {len(mean)} items, std has {len(std)}; expected the same number")
 
 
 def _standardise(value: object) -> object:
@@ -118,16 +114,11 @@ def _nonzero(value: object) -> float:
     return number(value)
 
 
-class Moments(Part):
+class Moments(FixedMeanStd):
     """The mean to subtract and the std to divide by, along one axis of a row."""
 
-    mean: Numbers
     std: Annotated[float | list[float], by_hand(one_or_list(_nonzero))]
     axis: int = 0
-
-    @classmethod
-    def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
-        yield from _check_lengths(raw)
 
 
 class Normalise(Part):

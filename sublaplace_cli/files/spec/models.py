@@ -22,9 +22,6 @@ _DOTTED = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 _IMPORT = matching(f"{_DOTTED}:{_DOTTED}", "a text like 'package.module:function'")
 
 
-# ---------------------------------------------------------------- model
-
-
 class BuildSpec(Part):
     """How the network is built: a built-in architecture, the user's function, or an exported file."""
 
@@ -86,9 +83,6 @@ def _weights_rule(raw: Mapping[str, Any]) -> Iterator[Finding]:
     build = mapping(raw.get("build"))
     if raw.get("weights") is None and build and build.get("exported") is None:
         yield Finding(("weights",), "this key is required, but missing (only build: {exported: ...} needs none)")
-
-
-# ---------------------------------------------------------------- posterior, oracle, ensemble, the complete spec
 
 
 class NoiseFrom(Part):

@@ -54,12 +54,7 @@ class MarkedYaml:
 
 
 class _Unreadable(Exception):
-    """Nothing after this mark can be parsed."""
-
-    def __init__(self, mark: Mark, message: str) -> None:
-        super().__init__(message)
-        self.mark = mark
-        self.message = message
+    """(mark, message): nothing after this mark can be parsed."""
 
 
 def read_marked(text: str) -> MarkedYaml:
@@ -69,7 +64,8 @@ def read_marked(text: str) -> MarkedYaml:
         marked.value = _YamlBuilder(text, marked).document()
         marked.complete = True
     except _Unreadable as stop:
-        marked.problems.append(YamlProblem(stop.mark, (), stop.message))
+        mark, message = stop.args
+        marked.problems.append(YamlProblem(mark, (), message))
     return marked
 
 

@@ -168,7 +168,7 @@ class Project:
     @property
     def size(self) -> int:
         """Number of parameters."""
-        return sum(q.numel() for q in self.model.parameters())
+        return sum(parameter.numel() for parameter in self.model.parameters())
 
     def write_csv(self, name: str, header: list[str], values: Any) -> None:
         with open(self.folder / name, "w", newline="") as file:
@@ -213,9 +213,9 @@ class Project:
 def contents(folder: Path) -> dict[str, str]:
     """Every file of a folder with its sha256."""
     return {
-        str(q.relative_to(folder)): hashlib.sha256(q.read_bytes()).hexdigest()
-        for q in sorted(folder.rglob("*"))
-        if q.is_file()
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
     }
 
 

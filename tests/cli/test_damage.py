@@ -161,7 +161,9 @@ def test_the_folder_of_another_run(tool: Tool, make: Make, tmp_path: Path) -> No
     assert replaced["rows"] != first["rows"]
     fresh = tool("evaluate", *CHOICE, "--run-dir", tmp_path / "fresh", cwd=project.folder).json()
     assert core(fresh) == core(replaced)
-    assert {q for q in contents(folder) if q.endswith("s")} == {q for q in contents(tmp_path / "fresh") if q[-1] == "s"}
+    assert {name for name in contents(folder) if name.endswith("s")} == {
+        name for name in contents(tmp_path / "fresh") if name.endswith("s")
+    }
 
 
 def test_changed_inputs_are_never_stale(tool: Tool, project: Project) -> None:

@@ -106,13 +106,15 @@ def test_a_moved_data_file_is_the_same_data(tool: Tool, project: Project, baseli
 
 def test_the_gate_of_the_spec(tool: Tool, project: Project) -> None:
     gate(tool, project, code=0)
-    before = sorted(q.name for q in (project.folder / ".sublaplace").iterdir())
+    before = sorted(path.name for path in (project.folder / ".sublaplace").iterdir())
     project.use(gate={"w2": {"max": 0.0}, "nll": {"min": -100, "max": 100}})
     found, _ = gate(tool, project, code=1)
     assert [check["limit"] for check in found["checks"]] == ["max 0"] * 2 + ["min -100"] * 2 + ["max 100"] * 2
     project.use(gate={"w2": {"max": 100, "max_regression": "5%"}})
     found, _ = gate(tool, project, code=4)
-    assert sorted(q.name for q in (project.folder / ".sublaplace").iterdir()) == before, "a limit changes no number"
+    assert sorted(path.name for path in (project.folder / ".sublaplace").iterdir()) == before, (
+        "a limit changes no number"
+    )
 
 
 def test_a_gate_also_judges_a_posterior_alone(tool: Tool, project: Project) -> None:

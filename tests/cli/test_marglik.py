@@ -20,8 +20,13 @@ def evidence(project: Project, prior: dict[str, float], sigma2: float, S: list[i
     x, y = (t[:22] for t in project.tensors())
     f, J = reference.jacobian(model, x, 22)
     H = reference.output_hessian(project.task, f, sigma2)
-    theta = torch.cat([q.detach().flatten() for q in model.parameters()])
-    v = torch.cat([torch.full((q.numel(),), prior.get(n, prior["*"])).double() for n, q in model.named_parameters()])
+    theta = torch.cat([tensor.detach().flatten() for tensor in model.parameters()])
+    v = torch.cat(
+        [
+            torch.full((tensor.numel(),), prior.get(name, prior["*"])).double()
+            for name, tensor in model.named_parameters()
+        ]
+    )
     chosen = torch.arange(len(theta)) if S is None else torch.tensor(S)
     omega = reference.precision(J, H, v)[chosen][:, chosen]
     theta, v = theta[chosen], v[chosen]

@@ -37,7 +37,7 @@ def dense(project: Project, prior: torch.Tensor, sigma2: float | None, oracle: t
         chosen["greedy", k] = reference.greedy_selection(omega, prior, k)
         chosen["subnet-diagonal", k] = reference.subnet_diagonal_selection(omega, k)
         chosen["last-k", k] = everything[-k:]
-        theta = torch.cat([q.detach().reshape(-1) for q in model.parameters()])
+        theta = torch.cat([tensor.detach().reshape(-1) for tensor in model.parameters()])
         chosen["magnitude", k] = theta.abs().argsort(descending=True, stable=True)[:k].tolist()
     last = len(everything) - project.outputs * 9
     chosen["neural-linear", project.outputs * 9] = everything[last:]
@@ -82,14 +82,14 @@ def test_all_metrics(tool: Tool, make: Make, task: str, outputs: int, prior: obj
     project.use(posterior=posterior, oracle={"weights": {"path": "oracle.safetensors"}})
     v = torch.empty(project.size, dtype=torch.float64)
     offset = 0
-    for name, q in project.model.named_parameters():
+    for name, tensor in project.model.named_parameters():
         value = prior
         if isinstance(prior, dict):
             import fnmatch
 
             value = next(number for glob, number in prior.items() if fnmatch.fnmatchcase(name, glob))
-        v[offset : offset + q.numel()] = value
-        offset += q.numel()
+        v[offset : offset + tensor.numel()] = value
+        offset += tensor.numel()
     oracle = other.double()(project.tensors()[0][22:]).detach()
     expected = dense(project, v, noise, oracle)
 

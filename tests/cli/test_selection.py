@@ -141,7 +141,7 @@ def test_a_pool_that_grows_with_k_gives_each_k_its_own_choice(tool: Tool, projec
     words = ["--method", method, "--pool", "2k", "--dtype", "float64"]
     alone = tool("select", *words, "--k", "4", "--json", "--run-dir", "a", cwd=project.folder).json()
     found = tool("evaluate", *words, "--k", "4,15", "--json", "--run-dir", "b", cwd=project.folder).json()
-    one, other = (load_file(Path(q["artifacts"][f"indices-{method}-k4"]))["indices"] for q in (alone, found))
+    one, other = (load_file(Path(result["artifacts"][f"indices-{method}-k4"]))["indices"] for result in (alone, found))
     assert one.tolist() == other.tolist()
 
 

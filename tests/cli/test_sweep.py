@@ -182,4 +182,6 @@ def test_each_run_is_kept_where_a_single_one_would_be(tool: Tool, runs: Project)
     run = tool("evaluate", "--k", 5, "--checkpoint", "runs/1.safetensors", cwd=runs.folder)
     assert "reusing predictions-gradient-k5" in run.err
     folders = list((runs.folder / ".sublaplace").iterdir())
-    assert all(json.loads((q / "evaluation.json").read_text())["schema"] == 1 for q in folders if q.is_dir())
+    assert all(
+        json.loads((folder / "evaluation.json").read_text())["schema"] == 1 for folder in folders if folder.is_dir()
+    )

@@ -52,7 +52,7 @@ def test_the_quickstart_gives_the_numbers_of_the_cpu(tmp_path: Path, more: tuple
     cpu, cuda = (quickstart(tmp_path / device, device, *more) for device in ("cpu", "cuda"))
     assert cuda["device"].startswith("cuda")
     assert len(cuda["rows"]) == len(cpu["rows"]) > 10
-    fulls = [[q["full"]] if q["full"] is not None else [] for q in (cuda, cpu)]
+    fulls = [[result["full"]] if result["full"] is not None else [] for result in (cuda, cpu)]
     for found, expected in zip([*fulls[0], *cuda["rows"]], [*fulls[1], *cpu["rows"]], strict=True):
         for key, value in expected.items():
             who = f"{expected['method']} {expected['k']}: {key}"

@@ -1,4 +1,4 @@
-"""A posterior as a product: predictions on new data from the file alone, and draws from it."""
+"""`evaluate --posterior`: predictions on new data from the file alone, and draws from it."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
 """Passes that give only some columns of the Jacobian, for predictions: one forward and C backwards of the network.
 
-Where S lies in linear layers with one position per row, its columns are δ ∘ a, picked from all layers at once; hooks
-stay in the network, which must therefore belong to the pass alone.
+In linear layers with one position per row the columns are δ ∘ a. Hooks stay in the network: only the pass may use it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,32 +18,6 @@ from .network.forward import Inputs, outputs
 from .omega.row_sums import BlockPositions
 
 
-@dataclass(frozen=True)
-class _Picked:
-    """Positions of the columns S in the inputs and in the output gradients of all layers, one after the other."""
-
-    a: Tensor  # (k,) into [a₁, a₂, …, 1]
-    delta: Tensor  # (k,) into [δ₁, δ₂, …]
-
-    @classmethod
-    def of(cls, blocks: Sequence[Block], S: Tensor) -> Self | None:
-        """None where some block is not of a linear layer with one position per row."""
-        a, delta = torch.full_like(S, -1), torch.zeros_like(S)
-        inputs_before = outputs_before = 0
-        n_inputs = sum(block.inputs.shape[2] for block in blocks if isinstance(block, LinearBlock))
-        for block in blocks:
-            if not isinstance(block, LinearBlock) or block.inputs.shape[1] != 1:
-                return None
-            d_in, d_out = block.inputs.shape[2], block.deltas.shape[3]
-            local, inside = S - block.start, (block.start <= S) & (block.start + block.width > S)
-            is_weight = local < d_in * d_out
-            a = torch.where(inside, torch.where(is_weight, inputs_before + local % d_in, n_inputs), a)
-            own = torch.where(is_weight, local // d_in, local - d_in * d_out)
-            delta = torch.where(inside, outputs_before + own, delta)
-            inputs_before, outputs_before = inputs_before + d_in, outputs_before + d_out
-        return cls(a, delta) if bool((a >= 0).all()) else None
-
-
 class ColumnPass:
     """f (m, C) and J_Sᵀ (k, m·C) of a batch. Not for several threads at once."""
 
@@ -54,7 +26,7 @@ class ColumnPass:
         self.positions = BlockPositions.of(self.capture.templates, S)
         layers = self.capture.layers
         copies = any(layer.copy_input or layer.copy_output for layer in layers)
-        picked = None if self.capture.rest or copies else _Picked.of(self.capture.templates, S)
+        picked = None if self.capture.rest or copies else _picked(self.capture.templates, S)
         self.picked = picked if len(layers) == len(self.capture.templates) else None
         self._seen: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by number of the layer in flat order
         if self.picked is not None:
@@ -78,9 +50,9 @@ class ColumnPass:
             torch.autograd.grad(f[:, c].sum() if C > 1 else f.sum(), probes, retain_graph=c < C - 1) for c in range(C)
         ]
         # One position per row: (d, m) each, so that a column of J is contiguous. Products are float64.
-        ones = f.new_ones(1, m)
-        a = torch.cat([*(seen.detach().reshape(m, -1).T for seen, _ in layers), ones]).index_select(0, self.picked.a)
-        deltas = [torch.cat([d.reshape(m, -1).T for d in own]).index_select(0, self.picked.delta) for own in each]
+        ones, (in_a, in_delta) = f.new_ones(1, m), self.picked
+        a = torch.cat([*(seen.detach().reshape(m, -1).T for seen, _ in layers), ones]).index_select(0, in_a)
+        deltas = [torch.cat([d.reshape(m, -1).T for d in own]).index_select(0, in_delta) for own in each]
         J_S = (deltas[0] if C == 1 else torch.stack(deltas, 2)).double()  # (k, m) or (k, m, C)
         return f.detach().double(), J_S.mul_(a) if C == 1 else J_S.mul_(a.unsqueeze(2)).flatten(1)
 
@@ -95,3 +67,21 @@ class ColumnPass:
         """Refuse gradients that are not finite."""
         if not bool(torch.isfinite(variance.sum())):
             raise NumericsError("the gradient of a row is not finite", reason=Reason.GRADIENT_NOT_FINITE)
+
+
+def _picked(blocks: Sequence[Block], S: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Positions of the columns S in [a₁, a₂, …, 1] and in [δ₁, δ₂, …] (k,); None unless all blocks are δ ∘ a."""
+    a, delta = torch.full_like(S, -1), torch.zeros_like(S)
+    inputs_before = outputs_before = 0
+    n_inputs = sum(block.inputs.shape[2] for block in blocks if isinstance(block, LinearBlock))
+    for block in blocks:
+        if not isinstance(block, LinearBlock) or block.inputs.shape[1] != 1:
+            return None
+        d_in, d_out = block.inputs.shape[2], block.deltas.shape[3]
+        local, inside = S - block.start, (block.start <= S) & (block.start + block.width > S)
+        is_weight = local < d_in * d_out
+        a = torch.where(inside, torch.where(is_weight, inputs_before + local % d_in, n_inputs), a)
+        own = torch.where(is_weight, local // d_in, local - d_in * d_out)
+        delta = torch.where(inside, outputs_before + own, delta)
+        inputs_before, outputs_before = inputs_before + d_in, outputs_before + d_out
+    return (a, delta) if bool((a >= 0).all()) else None

@@ -31,10 +31,8 @@ def safe_cholesky(B: Tensor, describe: Callable[[int], str] = str) -> Tensor:
     if pivot == 0 and bool(torch.isfinite(L.diagonal()).all()):
         return L
     where = describe(pivot - 1) if pivot else "an unknown pivot"
-    raise NumericsError(
-        f"the precision matrix is not positive definite at {where} (pivot {pivot} of {B.shape[0]})",
-        reason=Reason.NOT_POSITIVE_DEFINITE,
-    )
+    problem = f"the precision matrix is not positive definite at {where} (pivot {pivot} of {B.shape[0]})"
+    raise NumericsError(problem, reason=Reason.NOT_POSITIVE_DEFINITE)
 
 
 def solve_lower(L: Tensor, B: Tensor) -> Tensor:
@@ -113,11 +111,9 @@ def condition_of(K: Tensor) -> float:
 def check_condition(eigenvalue: float) -> float:
     """κ = λmax of A V⁻¹ Aᵀ, refused where float64 has too few digits for it."""
     if not eigenvalue < REFUSE_CONDITION:
-        raise NumericsError(
-            f"the problem is too ill-conditioned for float64: the largest eigenvalue of the data term is "
-            f"{eigenvalue:.3g} times the prior precision (limit {REFUSE_CONDITION:.0e})",
-            reason=Reason.ILL_CONDITIONED,
-        )
+        found = f"{eigenvalue:.3g} times the prior precision (limit {REFUSE_CONDITION:.0e})"
+        problem = f"the problem is too ill-conditioned for float64: the largest eigenvalue of the data term is {found}"
+        raise NumericsError(problem, reason=Reason.ILL_CONDITIONED)
     return eigenvalue
 
 
@@ -140,10 +136,9 @@ def dual_variance(
 ) -> Tensor:
     """‖g‖² − ‖L⁻¹ cross‖² for each column of `cross` = A V⁻¹ g, with L Lᵀ = I + K, K = A V⁻¹ Aᵀ.
 
-    Where that difference loses digits, var = ‖g − Aᵀw‖² + ‖w‖² with w = (I + K)⁻¹ cross, which is never negative;
-    `residual_norms(columns, w)` computes ‖g − Aᵀw‖² (in the metric V⁻¹) for these columns. An error e of w adds
-    eᵀ(I + K)e; where K has few correct digits, w is refined once with `system_residual(columns, w)`, which computes
-    A V⁻¹(g − Aᵀw) − w without K.
+    Where that loses digits, var = ‖g − Aᵀw‖² + ‖w‖² with w = (I + K)⁻¹ cross; `residual_norms(columns, w)` = ‖g − Aᵀw‖²
+    in the metric V⁻¹. An error e of w adds eᵀ(I + K)e; where K has few correct digits, w is refined once with
+    `system_residual(columns, w)` = A V⁻¹(g − Aᵀw) − w, computed without K.
     """
     half = solve_lower(L, cross)  # (N·C, m)
     variance = norms - column_squares(half)

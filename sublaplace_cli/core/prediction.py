@@ -29,8 +29,7 @@ class Prediction:
 
     @property
     def is_subnet_posterior(self) -> bool:
-        """Whether Theorem 1 holds for it."""
-        return self.indices is not None and self.rescale == Rescale()
+        return self.indices is not None and self.rescale == Rescale()  # then Theorem 1 holds for it
 
     @property
     def name(self) -> str:

@@ -1,8 +1,7 @@
 """Several workers hold the rows of a Jacobian: each holds some of them, and one worker leads.
 
-The leader runs the program; the others wait for its calls. A collective call runs a function marked `@collective` on
-every worker, with the same arguments, on the rows that the worker holds; the leader gets the complete result. No worker
-decides anything from its own numbers, so that all of them follow the same control flow.
+The leader runs the program; the others wait for its calls. A call of a function marked `@collective` runs on every
+worker, on the rows that it holds; the leader gets the complete result. No worker decides anything from its own numbers.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -82,8 +82,7 @@ class Block(ABC):
     ) -> None:
         """total += J V⁻¹ J′ᵀ with the same block of other rows (m·C, m′·C), where `prior` is the block's part of v.
 
-        With itself, only the part on and above the diagonal has to be right. With `strips` only these rows are
-        computed, each strip as if it were alone; `dtype` is that of the products.
+        With itself, the part below the diagonal does not count. `strips` are the only rows that are computed.
         """
         left = self.dense()
         left.add_gram(left if other is self else other, prior, total, strips, dtype)

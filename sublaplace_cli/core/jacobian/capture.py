@@ -1,11 +1,10 @@
 """Network + rows → outputs and Jacobian blocks: formulas where a layer has one, the general path for the rest.
 
-Before each run the formulas are compared with plain autograd. A layer that fails the comparison (for example because
-its weight is also used elsewhere) takes the general path, and a note says so.
+Before each run the formulas are compared with plain autograd; a layer that fails takes the general path, with a note.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
@@ -22,8 +21,7 @@ from .footprint import PeakMemory
 from .layer_io import Layer, layer_blocks, recognise
 
 # Working memory of one pass, and its rows. Larger passes are no faster; kernels are slow with very few rows, so a few
-# rows may use more memory. The numbers are fixed so that the bits do not depend on how much memory is free, as long as
-# there is enough.
+# rows may use more memory. The numbers are fixed so that the bits do not depend on how much memory is free.
 PASS_BYTES = 160 * 2**20
 MOST_PASS_BYTES = 640 * 2**20
 FEW_ROWS = 16
@@ -43,14 +41,11 @@ class Captured:
 
     @cached_property
     def tensors(self) -> list[dict[str, Tensor]]:
-        """The tensors of each block."""
         return [block.tensors() for block in self.blocks]
 
 
 def joined_passes(passes: Sequence[Captured]) -> Captured:
     """Several passes over neighbouring rows as one."""
-    if len(passes) == 1:
-        return passes[0]
     blocks = [joined(parts) for parts in zip(*(one.blocks for one in passes), strict=True)]
     return Captured(torch.cat([one.f for one in passes]), blocks)
 
@@ -68,7 +63,7 @@ class Capture:
     row_bytes: int = 0  # memory per row of a pass
     rows_per_pass: int = 1
     templates: tuple[Block, ...] = ()  # the blocks of one row
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     def rows_of_pass(self, n_rows: int) -> int:
         """Rows of each pass over a split of `n_rows`: a power of two."""
@@ -120,10 +115,8 @@ class Capture:
                 if not bool(torch.isfinite(values.sum())) and not bool(torch.isfinite(values).all()):
                     row = int((~torch.isfinite(values.flatten(1)).all(1)).nonzero()[0])
                     name = next(part.name for part in self.layout.parameters if part.offset == block.start)
-                    raise NumericsError(
-                        f"the gradient with respect to '{name}' is not finite (row {row} of the pass)",
-                        reason=Reason.GRADIENT_NOT_FINITE,
-                    )
+                    problem = f"the gradient with respect to '{name}' is not finite (row {row} of the pass)"
+                    raise NumericsError(problem, reason=Reason.GRADIENT_NOT_FINITE)
 
 
 def prepare_capture(model: nn.Module, layout: Layout, sample: Inputs, memory: int) -> Capture:
@@ -177,12 +170,9 @@ def rows_within(row_bytes: int, memory: int) -> int:
 
 def _wrong_layers(capture: Capture, found: Gradients, truth: Gradients) -> list[tuple[Layer, list[str]]]:
     """Layers whose formula does not agree with plain autograd, each with the parameters concerned: both are Jᵀu."""
-    general = [part.name for part in capture.rest]
-    if wrong := _differing(general, found, truth):
-        raise NumericsError(
-            f"the gradient of {', '.join(wrong[:5])} by torch.func is not that of a plain backward pass",
-            reason=Reason.GRADIENTS_DISAGREE,
-        )
+    if wrong := _differing([part.name for part in capture.rest], found, truth):
+        problem = f"the gradient of {', '.join(wrong[:5])} by torch.func is not that of a plain backward pass"
+        raise NumericsError(problem, reason=Reason.GRADIENTS_DISAGREE)
     judged = [(layer, _differing(layer.parameters, found, truth)) for layer in capture.layers]
     return [(layer, names) for layer, names in judged if names]
 

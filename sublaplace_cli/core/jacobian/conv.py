@@ -1,7 +1,6 @@
 """A convolution's weight: stored as (inputs, output gradients), written out for most results.
 
-Row n's gradient is the convolution of its own inputs with its own output gradients: one grouped convolution with one
-group per row gives a whole batch, in less time than unfolding would take.
+The gradient is the convolution of a row's inputs with its output gradients: one grouped convolution for a whole batch.
 """
 
 import itertools
@@ -46,11 +45,6 @@ class Geometry:
         wanted = [False, True, False]
         gradients = torch.ops.aten.convolution_backward(delta, a, like, None, *settings, wanted)[1]
         return gradients.reshape(m, *self.weight_shape)
-
-    def axes_of(self, local: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Output channel, input channel within its group, and kernel tap (row by row) of some weights."""
-        taps = math.prod(self.weight_shape[2:])
-        return local // (taps * self.weight_shape[1]), local // taps % self.weight_shape[1], local % taps
 
     def inputs_at(self, inputs: Tensor, tap: Sequence[int], positions: Sequence[int]) -> Tensor:
         """The inputs that one kernel tap is multiplied with, for all output positions (m, C_in, positions…)."""
@@ -99,10 +93,11 @@ class ConvBlock(Block):
 
     def _put_few_columns(self, local: Tensor, out: Tensor) -> None:
         """Σ over positions of δ times the input of this one weight, without writing out the others."""
-        target, into, tap_of = self.geometry.axes_of(local)
-        per_group = self.geometry.weight_shape[0] // self.geometry.groups
-        channel = target // per_group * self.geometry.weight_shape[1] + into
-        for number, tap in enumerate(itertools.product(*map(range, self.geometry.weight_shape[2:]))):
+        d_out, d_in, *kernel = self.geometry.weight_shape
+        taps = math.prod(kernel)
+        target, into, tap_of = local // (taps * d_in), local // taps % d_in, local % taps
+        channel = target // (d_out // self.geometry.groups) * d_in + into
+        for number, tap in enumerate(itertools.product(*map(range, kernel))):
             chosen = (tap_of == number).nonzero().squeeze(1)
             if len(chosen) == 0:
                 continue

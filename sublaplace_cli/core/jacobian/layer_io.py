@@ -33,7 +33,6 @@ class Layer:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Full names of the parameters that the formula covers."""
         return tuple(f"{self.name}.{own}" if self.name else own for own in self.spans)
 
 
@@ -52,15 +51,12 @@ def recognise(model: nn.Module, layout: Layout, sample: Inputs) -> list[Layer]:
         outputs(model, sample)
     ran = Counter(call.layer.name for call in calls)
     rows = row_count(sample)
-    return [
-        replace(
-            call.layer,
-            copy_input=call.a._version != call.versions[0],
-            copy_output=call.out._version != call.versions[1],
-        )
-        for call in calls
-        if ran[call.layer.name] == 1 and len(call.a) == rows == len(call.out) and call.out.requires_grad
-    ]
+    layers = []
+    for call in calls:
+        if ran[call.layer.name] == 1 and len(call.a) == rows == len(call.out) and call.out.requires_grad:
+            changed = [tensor._version != v for tensor, v in zip((call.a, call.out), call.versions, strict=True)]
+            layers.append(replace(call.layer, copy_input=changed[0], copy_output=changed[1]))
+    return layers
 
 
 def _candidates(model: nn.Module, layout: Layout) -> list[Layer]:

@@ -1,8 +1,7 @@
 """A linear layer z = W a + b: row n of its Jacobian is Σₜ δₙₜ ⊗ [aₙₜ, 1], and stays a pair (a, δ).
 
 With one position per row every result has a closed form that never forms δ ⊗ a. With several positions (tokens) the
-sum over positions comes before any square: the factored form is used where it needs fewer multiplications, otherwise
-the rows are written out, a piece at a time.
+rows are written out, a piece at a time, where that needs fewer multiplications.
 """
 
 from dataclasses import dataclass
@@ -154,10 +153,7 @@ class LinearBlock(Block):
     def _priors(self, prior: Tensor) -> tuple[float | None, float | None]:
         """(v of the weight, v of the bias) where each has one value; None for a weight whose prior varies."""
         n_weights = self.deltas.shape[3] * self.inputs.shape[2]
-        weight = prior[:n_weights]
-        if not bool((weight == weight[0]).all()):
+        weight, bias = prior[:n_weights], prior[n_weights:]
+        if not bool((weight == weight[0]).all()) or (self.has_bias and not bool((bias == bias[0]).all())):
             return None, None
-        if not self.has_bias:
-            return float(weight[0]), None
-        bias = prior[n_weights:]
-        return (float(weight[0]), float(bias[0])) if bool((bias == bias[0]).all()) else (None, None)
+        return float(weight[0]), float(bias[0]) if self.has_bias else None

@@ -134,7 +134,8 @@ class HoldingJacobian:
         chosen = _chosen(which, self.templates)
         missing = [i for i in chosen if i not in self.held]
         for group in [[i] for i in missing] if self.source.by_block else [missing] if missing else []:
-            buffer, n_rows = BlockBuffer(len(self.outputs)), len(self.outputs)
+            n_rows = len(self.outputs)
+            buffer = BlockBuffer(n_rows)
             for a, _, blocks in loaded(self.source, list(aligned(0, n_rows, self.step, n_rows)), group):
                 buffer.put(a, [self.form(block) for block in blocks])
             self.held.update(zip(group, buffer.blocks, strict=True))
@@ -238,9 +239,7 @@ def row_tiles(
 def block_groups(*jacobians: Jacobian) -> list[list[int]]:
     """One group per block where each can be read alone; else one group, so that no pass is repeated."""
     everything = list(range(len(jacobians[0].templates)))
-    if all(jacobian.by_block for jacobian in jacobians):
-        return [[i] for i in everything]
-    return [everything]
+    return [[i] for i in everything] if all(jacobian.by_block for jacobian in jacobians) else [everything]
 
 
 def _chosen(which: Sequence[int] | None, templates: Sequence[Block]) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""A Jacobian whose rows are held by several workers, in pieces that were assigned in turn."""
+"""A Jacobian whose rows are held by several workers, in pieces that are assigned in turn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -44,10 +44,6 @@ class ShardedJacobian:
     def owned_by(self, worker: int, start: int = 0, stop: int | None = None) -> Tensor:
         """The numbers of the rows from `start` to `stop` that a worker holds."""
         return (self.owners[start:stop] == worker).nonzero().squeeze(1) + start
-
-    def owns(self, row: int) -> bool:
-        """Whether this worker holds a row."""
-        return int(self.owners[row]) == self.workers.rank
 
     def local_number(self, row: int) -> int:
         """The number, among this worker's own rows, of the first that is not before `row`."""

@@ -21,9 +21,8 @@ class Binary(ClassLikelihood):
 
     def check_outputs(self, n_outputs: int) -> None:
         if n_outputs != 1:
-            raise UserError(
-                f"a binary task needs one output (a logit), the model has {n_outputs}", reason=Reason.NOT_ONE_LOGIT
-            )
+            problem = f"a binary task needs one output (a logit), the model has {n_outputs}"
+            raise UserError(problem, reason=Reason.NOT_ONE_LOGIT)
 
     def check_targets(self, targets: np.ndarray, rows: np.ndarray, n_outputs: int, split: str) -> None: ...
 

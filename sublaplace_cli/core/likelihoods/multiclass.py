@@ -26,9 +26,8 @@ class Multiclass(ClassLikelihood):
 
     def check_outputs(self, n_outputs: int) -> None:
         if n_outputs < 2:
-            raise UserError(
-                "a multiclass task needs at least two outputs, the model has one", reason=Reason.NOT_SEVERAL_LOGITS
-            )
+            problem = "a multiclass task needs at least two outputs, the model has one"
+            raise UserError(problem, reason=Reason.NOT_SEVERAL_LOGITS)
 
     def check_targets(self, targets: np.ndarray, rows: np.ndarray, n_outputs: int, split: str) -> None:
         largest = int(targets.max())

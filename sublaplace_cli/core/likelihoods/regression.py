@@ -36,9 +36,8 @@ class Regression(Likelihood):
 
     def check_targets(self, targets: np.ndarray, rows: np.ndarray, n_outputs: int, split: str) -> None:
         if targets.shape[1] != n_outputs:
-            raise UserError(
-                f"the {split} rows have {targets.shape[1]} target columns, the model has {n_outputs} outputs"
-            )
+            found = f"the {split} rows have {targets.shape[1]} target columns"
+            raise UserError(f"{found}, the model has {n_outputs} outputs")
 
     def fit_terms(self, f: Tensor, targets: Tensor) -> tuple[float, float]:
         return float((targets - f).square().sum()), 0.0

@@ -14,8 +14,7 @@ SINGLE_ROWS = 4  # rows of the sample that are also run alone
 def require_sound_network(model: nn.Module, sample: Inputs) -> Tensor:
     """f of the sample (m, C); refused unless two runs agree and no row depends on the other rows of its batch."""
     with torch.no_grad():
-        f = outputs(model, sample)
-        again = outputs(model, sample)
+        f, again = outputs(model, sample), outputs(model, sample)
     if not bool(torch.isfinite(f).all()):
         raise NumericsError(non_finite_outputs(model, f, sample))
     _require_agreement(f, again, "the same rows gave different outputs in two runs", _random_layers(model))
@@ -34,18 +33,15 @@ def non_finite_outputs(model: nn.Module, f: Tensor, inputs: Inputs) -> str:
 
 
 def _one_by_one(model: nn.Module, inputs: Inputs, chosen: Sequence[int]) -> Tensor:
-    """Outputs of some rows, each in a separate batch."""
     try:
         with torch.no_grad():
             rows = [outputs(model, map_inputs(lambda t: t[i : i + 1], inputs)) for i in chosen]  # noqa: B023
         return torch.cat(rows)
     except (RuntimeError, ValueError) as error:
         suspects = _batch_layers(model)
-        raise UserError(
-            f"the network cannot process a batch of one row: {error}"
-            + (f" (suspects: {', '.join(suspects)})" if suspects else ""),
-            hint="each row must be processed independently: BatchNorm needs running statistics",
-        ) from error
+        named = f" (suspects: {', '.join(suspects)})" if suspects else ""
+        hint = "each row must be processed independently: BatchNorm needs running statistics"
+        raise UserError(f"the network cannot process a batch of one row: {error}{named}", hint=hint) from error
 
 
 def _require_agreement(f: Tensor, other: Tensor, finding: str, suspects: list[str]) -> None:

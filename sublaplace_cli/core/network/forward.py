@@ -73,10 +73,9 @@ def as_matrix(raw: Any, n_rows: int) -> Tensor:
     if isinstance(raw, Tensor) and raw.ndim in (1, 2) and raw.shape[0] == n_rows and raw.is_floating_point():
         return raw.unsqueeze(1) if raw.ndim == 1 else raw
     found = f"a tensor of shape {tuple(raw.shape)} and {raw.dtype}" if isinstance(raw, Tensor) else type(raw).__name__
-    raise UserError(
-        f"the model returned {found} for {n_rows} rows; expected a floating-point tensor of shape (rows, outputs)",
-        hint="wrap the network in a small module that returns one row of outputs per input row",
-    )
+    problem = f"the model returned {found} for {n_rows} rows; expected a floating-point tensor of shape (rows, outputs)"
+    hint = "wrap the network in a small module that returns one row of outputs per input row"
+    raise UserError(problem, hint=hint)
 
 
 def leaf_outputs(model: nn.Module, inputs: Inputs) -> list[tuple[str, nn.Module, Any]]:

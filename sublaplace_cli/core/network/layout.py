@@ -74,18 +74,15 @@ class Layout:
         for parameter in self.parameters:
             found = [value for pattern, value in by_glob.items() if fnmatchcase(parameter.name, pattern)]
             if not found:
-                raise UserError(
-                    f"no pattern matches parameter '{parameter.name}'",
-                    hint="end the mapping with '*': NUMBER for all the others",
-                )
+                hint = "end the mapping with '*': NUMBER for all the others"
+                raise UserError(f"no pattern matches parameter '{parameter.name}'", hint=hint)
             v[parameter.span] = found[0]
         return v
 
     def indices(self, parameters: Sequence[Parameter]) -> Tensor:
         """All flat indices of these parameters, in flat order."""
         spans = sorted((parameter.span for parameter in parameters), key=lambda span: span.start)
-        pieces = [torch.arange(span.start, span.stop) for span in spans]
-        return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64)
+        return torch.cat([torch.empty(0, dtype=torch.int64), *(torch.arange(s.start, s.stop) for s in spans)])
 
     def flatten(self, model: nn.Module) -> Tensor:
         """θ as one float64 vector (p,)."""

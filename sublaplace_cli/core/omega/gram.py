@@ -87,7 +87,6 @@ def gram_strips(
 
 
 def _send_strips(K: Tensor, strips: Sequence[tuple[int, int, int]], same: bool, workers: WorkerGroup, C: int) -> None:
-    """Copy the strips that other workers computed to the leader."""
     for a, b, worker in strips:
         if worker != LEADER and workers.rank in (worker, LEADER):
             strip = K[a * C : b * C, a * C if same else 0 :]

@@ -69,15 +69,12 @@ def require_accuracy(
     second_order = residual.square().sum(0) * (N / len(sample.numbers))
     error = float((((found - upper).abs() + second_order) / upper).max())
     if not error <= BOUND:
-        raise not_good_enough(
-            f"at a sample of rows the variance of the full posterior is off by up to {error:.2g} of itself "
-            f"(bound {BOUND:g})"
-        )
+        off = f"off by up to {error:.2g} of itself (bound {BOUND:g})"
+        raise not_good_enough(f"at a sample of rows the variance of the full posterior is {off}")
     return error
 
 
 def not_good_enough(why: str) -> NumericsError:
     """The error for float32 products that are not accurate enough."""
-    return NumericsError(
-        f"a Gram matrix of float32 products is not accurate enough here: {why}", reason=Reason.GRAM_FLOAT32
-    )
+    problem = f"a Gram matrix of float32 products is not accurate enough here: {why}"
+    return NumericsError(problem, reason=Reason.GRAM_FLOAT32)

@@ -34,8 +34,7 @@ class Precision:
 
     @property
     def n_rows(self) -> int:
-        """Rows of A: N·C."""
-        return self.root.shape[0] * self.root.shape[1]
+        return self.root.shape[0] * self.root.shape[1]  # of A: N·C
 
     @cached_property
     def common_weight(self) -> float | None:
@@ -46,8 +45,7 @@ class Precision:
 
     @property
     def own_root(self) -> Tensor | None:
-        """W, or None where it is w·I for all rows."""
-        return self.root if self.common_weight is None else None
+        return self.root if self.common_weight is None else None  # None where it is w·I for all rows
 
     def data_diagonal(self) -> Tensor:
         """diag(Ω) − V, the weighted sum of squared gradients (p,)."""

@@ -84,7 +84,7 @@ def _own_gradients(other: Jacobian, chosen: Tensor, group: list[int]) -> Iterato
     for column, index in enumerate(chosen.tolist()):
         row, output = divmod(index, C)
         if isinstance(other, ShardedJacobian):
-            if not other.owns(row):
+            if int(other.owners[row]) != other.workers.rank:
                 continue
             row = other.local_number(row)
         yield column, [block.dense().flat[output].double() for block in own.load(row, row + 1, group)]

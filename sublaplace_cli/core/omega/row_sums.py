@@ -75,8 +75,7 @@ def columns_between(jacobian: ShardedJacobian, S: Tensor, start: int, stop: int)
     """J[start:stop, S]ᵀ (k, m·C) on the leader: each worker sends the part of its own rows."""
     workers, C = jacobian.workers, jacobian.outputs.shape[1]
     positions = BlockPositions.of(jacobian.templates, S)
-    leads = workers.rank == LEADER
-    whole = S.new_empty(len(S), (stop - start) if leads else 0, C, dtype=torch.float64)
+    whole = S.new_empty(len(S), stop - start if workers.rank == LEADER else 0, C, dtype=torch.float64)
     parts = {worker: jacobian.owned_by(worker, start, stop) for worker in range(workers.size)}
     own = whole[:, :0]
     if len(parts[workers.rank]):
@@ -87,7 +86,7 @@ def columns_between(jacobian: ShardedJacobian, S: Tensor, start: int, stop: int)
         if len(rows) and workers.rank in (worker, LEADER):
             part = own if worker == workers.rank else whole.new_empty(len(S), len(rows), C)
             workers.send_to_leader(part, worker)
-            if leads:
+            if workers.rank == LEADER:
                 whole.index_copy_(1, (rows - start).to(whole.device), part)
     return whole.flatten(1)
 

@@ -1,11 +1,7 @@
-"""Posteriors. Each is one file, and all answer `variance(jacobian)` and `freedom`.
+"""Posteriors: each is one file, and all have `variance(jacobian)` and `freedom`.
 
-All work in the prior's metric, A′ = A V^(−½) and g′ = V^(−½) g, so that Ω becomes I + A′ᵀA′ and unequal priors cost no
+They work in the prior's metric, A′ = A V^(−½) and g′ = V^(−½) g, so that Ω becomes I + A′ᵀA′ and unequal priors cost no
 digits. Fitting factorises once; `variance` only solves.
-
-subnet_primal, subnet_dual   a sub-network, k × k or N·C × N·C      full        all parameters, through the Gram matrix
-path                         sub-networks that extend one another    diagonal, kronecker   the references of the paper
-rescale, bounds, theorem1    corrections, bounds and checks of variances      sampling    draws
 """
 
 from typing import Protocol

@@ -30,16 +30,13 @@ class Bracket:
 
 def bracket(precision: Precision, test: Jacobian, norms: Tensor, full_rows: int, subnets: Sequence[Tensor]) -> Bracket:
     """Bounds from sub-network variances and from disjoint runs of `full_rows` training rows."""
-    n_rows = len(precision.root)
-    starts = range(0, n_rows - full_rows + 1, full_rows)[:MOST_SETS]
-    highs = [_variance(precision, test, norms, start, start + full_rows) for start in starts]
+    starts = range(0, len(precision.root) - full_rows + 1, full_rows)[:MOST_SETS]
+    highs = []
+    for start in starts:
+        rows = range(start, start + full_rows)
+        some = replace(precision, jacobian=some_rows(precision.jacobian, rows), root=precision.root[start : rows.stop])
+        highs.append(fit_full(some).variance(test, norms))
     high = torch.stack(highs).amin(0)
     low = torch.stack([torch.zeros_like(high), *subnets]).amax(0)
     require_not_larger(low, high, norms, "a sub-network", f"the full posterior of {full_rows} rows")
     return Bracket(torch.minimum(low, high), high, len(highs))
-
-
-def _variance(precision: Precision, test: Jacobian, norms: Tensor, start: int, stop: int) -> Tensor:
-    rows = some_rows(precision.jacobian, range(start, stop))
-    some = replace(precision, jacobian=rows, root=precision.root[start:stop])
-    return fit_full(some).variance(test, norms)

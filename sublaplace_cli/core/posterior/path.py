@@ -1,8 +1,4 @@
-"""Sub-networks along a path: an order of parameters whose prefixes are the sub-networks.
-
-Many k cost little more than the largest: prefixes share their factor (primal) or their Gram matrix (dual), and their
-columns of the test rows.
-"""
+"""Sub-networks along a path, an order of parameters: its prefixes share their factor (primal) or Gram matrix (dual)."""
 
 from collections.abc import Sequence
 
@@ -49,7 +45,8 @@ def fit_path(precision: Precision, S: Tensor, ks: Sequence[int]) -> list[SubnetP
 def path_variances(posteriors: Sequence[SubnetPosterior], jacobian: Jacobian, memory: int) -> list[Tensor]:
     """`variance` of several posteriors (M, C), where possible together: prefixes of one order share their columns."""
     longest = max(posteriors, key=lambda posterior: len(posterior.indices))
-    if len(posteriors) == 1 or not all(_is_prefix(posterior, longest) for posterior in posteriors):
+    prefixes = all(torch.equal(one.indices, longest.indices[: len(one.indices)]) for one in posteriors)
+    if len(posteriors) == 1 or not prefixes:
         return [posterior.variance(jacobian) for posterior in posteriors]
     by_size = sorted(range(len(posteriors)), key=lambda i: len(posteriors[i].indices))
     scale = longest.prior.rsqrt().unsqueeze(1)
@@ -68,10 +65,6 @@ def path_variances(posteriors: Sequence[SubnetPosterior], jacobian: Jacobian, me
                 assert isinstance(posterior, SubnetPrimal)
                 parts[i].append(posterior.metric_variance(g[:k]))
     return [torch.cat(chunks).reshape(jacobian.outputs.shape) for chunks in parts]
-
-
-def _is_prefix(short: SubnetPosterior, long: SubnetPosterior) -> bool:
-    return torch.equal(short.indices, long.indices[: len(short.indices)])
 
 
 def path_gains(precision: Precision, S: Tensor) -> Tensor:

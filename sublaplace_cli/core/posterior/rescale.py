@@ -1,11 +1,9 @@
-"""Rescaling a sub-network's variance: one or two numbers, fitted to the full posterior on held-out variances.
+"""Rescaling a sub-network's variance, too small by Theorem 1: one or two numbers that are fitted to the full posterior.
 
-By Theorem 1 every sub-network variance is too small. The numbers are fitted on the training rows, each with the
-variance that it would have without that row, which has a closed form. No test row and no random number is used.
+They are fitted on the training rows, each with the variance that it would have without that row, in closed form.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,34 +33,22 @@ class Rescale:
 
     @property
     def kind(self) -> Kind:
-        """Named by its effect: `hybrid` without a remainder is `scale`."""
-        if self.b:
-            return "hybrid"
-        return "none" if self.c == 1.0 else "scale"
+        return "hybrid" if self.b else "none" if self.c == 1.0 else "scale"  # by its effect
 
     def apply(self, variance: Tensor, outside: Tensor) -> Tensor:
         return (1.0 if self.c is None else self.c) * variance + self.b * outside
 
 
 def left_out(posterior: FullPosterior | SubnetPosterior, precision: Precision) -> Tensor:
-    """Variances of the training rows, each without that row (N, C)."""
-
-    def directly(rows: list[int]) -> Tensor:
-        return posterior.variance(some_rows(precision.jacobian, rows))
-
-    U = posterior.own_shares(precision)
-    return _left_out(U, precision.root, directly if posterior.shares_cancel else None)
-
-
-def _left_out(U: Tensor, W: Tensor, directly: Callable[[list[int]], Tensor] | None) -> Tensor:
-    """diag of W⁻ᵀ (I − U)⁻¹ U W⁻¹ for every row (N, C), U being its own share WᵀΣW."""
+    """Variances of the training rows, each without that row (N, C): diag of W⁻ᵀ (I − U)⁻¹ U W⁻¹ with U = WᵀΣW."""
+    U, W = posterior.own_shares(precision), precision.root
     C = W.shape[1]
     if C == 1:
         own, weight = U.flatten(), W.flatten().square()
         variance = own / weight
         weak = (own < SMALL_SHARE).nonzero().squeeze(1)
-        if len(weak) and directly is not None:  # a weight near 0: a confident classification
-            variance[weak] = directly(weak.tolist()).flatten()
+        if len(weak) and posterior.shares_cancel:  # a weight near 0: a confident classification
+            variance[weak] = posterior.variance(some_rows(precision.jacobian, weak.tolist())).flatten()
             own = torch.where(own < SMALL_SHARE, weight * variance, own)
         return (variance / (1 - own)).unsqueeze(1)
     eye = torch.eye(C, dtype=U.dtype, device=U.device)

@@ -68,10 +68,8 @@ def subnet_bytes(k: int, rows: int, form: Form) -> int:
 def require_room(precision: Precision, needed: int, what: str, reason: Reason = Reason.NO_ROOM_FOR_SUBNET) -> None:
     """Refuse matrices that are larger than the memory budget."""
     if needed > precision.memory:
-        raise RunError(
-            f"{what} needs about {needed / 2**30:.2g} GiB, more than the {precision.memory / 2**30:.2g} GiB allowed",
-            reason=reason,
-        )
+        allowed = f"more than the {precision.memory / 2**30:.2g} GiB allowed"
+        raise RunError(f"{what} needs about {needed / 2**30:.2g} GiB, {allowed}", reason=reason)
 
 
 def require_room_for_subnet(precision: Precision, k: int, form: Form) -> None:

@@ -12,9 +12,8 @@ def require_not_larger(smaller: Tensor, larger: Tensor, norms: Tensor, who: str,
     broken = ~(smaller <= larger + tolerance)  # a NaN breaks it too
     if bool(broken.any()):
         row, output = (int(i) for i in broken.nonzero()[0])
-        raise NumericsError(
-            f"Theorem 1 is broken at test row {row}, output {output}: the variance of {who} is "
-            f"{float(smaller[row, output]):.12g}, that of {than} is {float(larger[row, output]):.12g}; "
-            f"{int(broken.sum())} of {broken.numel()} values are affected",
-            reason=Reason.THEOREM_1_BROKEN,
-        )
+        found = f"the variance of {who} is {float(smaller[row, output]):.12g}"
+        found += f", that of {than} is {float(larger[row, output]):.12g}"
+        found += f"; {int(broken.sum())} of {broken.numel()} values are affected"
+        problem = f"Theorem 1 is broken at test row {row}, output {output}: {found}"
+        raise NumericsError(problem, reason=Reason.THEOREM_1_BROKEN)

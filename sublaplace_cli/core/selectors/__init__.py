@@ -45,7 +45,6 @@ class SelectionProblem:
 
     @property
     def reference(self) -> Jacobian:
-        """The rows whose variances matter to the caller."""
         return self.precision.jacobian if self.other_rows is None else self.other_rows
 
     @property

@@ -77,7 +77,6 @@ def _is_small(size: int, k: int, precision: Precision) -> bool:
 
 
 def _whole_pool(precision: Precision, candidates: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Pivoted Cholesky of the candidates' sub-matrix: (indices, pivots)."""
     B = mirrored(precision.submatrix(candidates))
     B.diagonal().add_(1.0)
     taken, pivots, remaining = _pivot_inside(B, torch.arange(len(candidates)), NO_BOUND, k, sure=True)
@@ -130,9 +129,8 @@ class _Search:
         self.careful = len(taken) < GREEDY_PANEL // 8
         if taken:
             some = torch.tensor(taken, device=panel.device)
-            directions = self.schur.extend(
-                A.index_select(1, some), Complement(B[some][:, some], complement.half.index_select(1, some))
-            )
+            chosen = Complement(B[some][:, some], complement.half.index_select(1, some))
+            directions = self.schur.extend(A.index_select(1, some), chosen)
             self.directions[len(self.chosen) : len(self.chosen) + len(taken)] = directions
         self.chosen += panel[taken].tolist()
         self.pivots += pivots
@@ -158,7 +156,7 @@ class _Search:
     def _refresh(self, sweep: Tensor) -> None:
         """Lower these bounds, each in the cheaper way: by the pivots since its last value, or from scratch."""
         self.cache.hold(sweep, self.bounds)
-        sweep = self.cache.in_held_order(sweep)
+        sweep = sweep[self.cache.slot[sweep].argsort()]  # in the order of the cache
         since = self.as_of[sweep]
         until = torch.where(since == 0, min(FIRST_UPDATE, len(self.chosen)), len(self.chosen))
         scratch = 2 * self.directions.shape[1] * (until - since) >= self.schur.cost()
@@ -196,11 +194,9 @@ class _Search:
 def require_sound(values: Tensor) -> None:
     """d_j ≥ v_j always holds; a smaller value is caused by rounding, and then the order means nothing."""
     if not bool((values > SOUND).all()):
-        raise NumericsError(
-            f"a Schur complement fell to {float(values.min()):.3g} times the prior precision, but it is never "
-            "below 1: the data term is too large relative to the prior for float64",
-            reason=Reason.SCHUR_COMPLEMENT_LOST,
-        )
+        found = f"a Schur complement fell to {float(values.min()):.3g} times the prior precision"
+        why = "it is never below 1: the data term is too large relative to the prior for float64"
+        raise NumericsError(f"{found}, but {why}", reason=Reason.SCHUR_COMPLEMENT_LOST)
 
 
 def _pivot_inside(

@@ -7,9 +7,8 @@ from . import Selection, SelectionProblem, SelectorFacts, all_of
 def check(facts: SelectorFacts | SelectionProblem, _k: int | None) -> None:
     """There must be such a layer."""
     if not facts.last_linear:
-        raise UserError(
-            "neural-linear found no trainable nn.Linear layer that runs in this model", reason=Reason.NO_LINEAR_LAYER
-        )
+        problem = "neural-linear found no trainable nn.Linear layer that runs in this model"
+        raise UserError(problem, reason=Reason.NO_LINEAR_LAYER)
 
 
 def neural_linear(problem: SelectionProblem, k: int | None) -> Selection:

@@ -1,8 +1,7 @@
 """The Laplace marginal likelihood of prior precisions and noise variance, and its maximum.
 
-It depends on the Jacobian through Gram matrices of the training rows only: one per group of parameters that share a
-prior precision. With one group the eigenvalues are enough, and a step costs almost nothing; with several, a step is a
-Cholesky factorisation. It is concave in the logarithms of its arguments, so there is one optimum.
+It depends on the Jacobian through one Gram matrix of the training rows per group of parameters that share a prior
+precision; with one group the eigenvalues are enough. It is concave in the logarithms, so there is one optimum.
 """
 
 import math
@@ -78,10 +77,9 @@ def maximise(
     better = _best_of_grid(value, x)
     if float(value(better)) > float(value(x)) + 1e-9 * abs(float(value(x))):  # has never happened: it is concave
         x = _climb(value, better)
-    best = torch.tensor([*alphas, sigma2], dtype=torch.float64)
-    best = best.masked_scatter(free, x.exp().clamp(LEAST, MOST))
-    found, freed = best.tolist(), best[free].tolist()
-    at_a_bound = any(not LEAST * 1.01 < number < MOST / 1.01 for number in freed)
+    best = torch.tensor([*alphas, sigma2], dtype=torch.float64).masked_scatter(free, x.exp().clamp(LEAST, MOST))
+    found = best.tolist()
+    at_a_bound = any(not LEAST * 1.01 < number < MOST / 1.01 for number in best[free].tolist())
     return Optimum(tuple(found[:-1]), found[-1], float(value(x)), float(value(start[free])), at_a_bound)
 
 

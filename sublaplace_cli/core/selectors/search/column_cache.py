@@ -39,10 +39,6 @@ class ColumnCache:
                 out.index_copy_(0, order[a:b], batch.index_select(0, slots[a:b] - first))
         return out.T
 
-    def in_held_order(self, positions: Tensor) -> Tensor:
-        """The same positions, in the order of the cache."""
-        return positions[self.slot[positions].argsort()]
-
     def _fetch(self, bounds: Tensor, missing: int) -> None:
         """Cache the candidates with the largest bounds: a quarter more columns, if memory allows."""
         width = min(self.most, max(self.first, self.ends[-1] * 5 // 4), len(bounds))

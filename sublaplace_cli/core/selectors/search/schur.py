@@ -1,7 +1,7 @@
 """Schur complements of Ω with S chosen, in the prior's metric: I + Aᵀ R A with R = (I + A_S A_Sᵀ)⁻¹.
 
-There are two forms: one whose matrices have the size of S, one whose matrices have the size of the rows. When S grows,
-both return directions Z for which R becomes R − Zᵀ Z, so that d_j falls by ‖Z a_j‖².
+The matrices of one form have the size of S, those of the other the size of the rows. When S grows, both return
+directions Z for which R becomes R − Zᵀ Z, so that d_j falls by ‖Z a_j‖².
 """
 
 from typing import NamedTuple, Protocol

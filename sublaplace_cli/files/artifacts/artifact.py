@@ -13,24 +13,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...errors import UserError
+from . import layout
 from .atomic import digest_of, replacing
-from .layout import (
-    ARTIFACT_SCHEMA,
-    DTYPE_OF_NAME,
-    METADATA_KEY,
-    TensorPlan,
-    bytes_of,
-    header_of,
-    offsets_of,
-    whole_plans,
-)
 
 
 def write_artifact(path: Path, kind: str, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """Write a small artifact at once; returns the digest that `open_artifact` finds in it."""
-    plans, contents = whole_plans(tensors), {name: bytes_of(tensor) for name, tensor in tensors.items()}
+    plans, contents = layout.whole_plans(tensors), {name: layout.bytes_of(tensor) for name, tensor in tensors.items()}
     digests = {name: [hashlib.sha256(contents[name]).hexdigest()] for name in plans}
-    header, digest = header_of(kind, meta, plans, digests)
+    header, digest = layout.header_of(kind, meta, plans, digests)
     with replacing(path) as file:
         file.write(header)
         for name in plans:
@@ -84,8 +75,8 @@ class Artifact:
 
     def _read(self, name: str, start: int, stop: int) -> tuple[Tensor, memoryview]:
         entry = self._entry(name)
-        values = self.room(stop - start, *entry["shape"][1:], dtype=DTYPE_OF_NAME[entry["dtype"]])
-        content = bytes_of(values)
+        values = self.room(stop - start, *entry["shape"][1:], dtype=layout.DTYPE_OF_NAME[entry["dtype"]])
+        content = layout.bytes_of(values)
         row_bytes = values.element_size() * math.prod(values.shape[1:])
         try:
             with open(self.path, "rb") as file:
@@ -102,7 +93,7 @@ def open_artifact(path: Path, kind: str) -> Artifact:
     """Open an artifact of this kind; refuses any other file."""
     try:
         with safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get(METADATA_KEY)
+            text = (file.metadata() or {}).get(layout.METADATA_KEY)
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             found = {name: (part.get_dtype(), part.get_shape()) for name, part in slices.items()}
         with open(path, "rb") as raw:
@@ -114,17 +105,17 @@ def open_artifact(path: Path, kind: str) -> Artifact:
     if text is None:
         raise broken(path, "it was not written by sublaplace (no 'sublaplace' metadata)")
     meta, digest = _parsed(path, text)
-    if meta.get("schema") != ARTIFACT_SCHEMA:
-        raise broken(path, f"its schema version is {meta.get('schema')}, this version reads {ARTIFACT_SCHEMA}")
+    if meta.get("schema") != layout.ARTIFACT_SCHEMA:
+        raise broken(path, f"its schema version is {meta.get('schema')}, this version reads {layout.ARTIFACT_SCHEMA}")
     if meta.get("kind") != kind:
         raise broken(path, f"it holds {meta.get('kind')}, expected {kind}")
     if {name: (entry["dtype"], entry["shape"]) for name, entry in meta["tensors"].items()} != found:
         raise broken(path, "its tensors do not match its metadata")
     plans = {
-        name: TensorPlan(DTYPE_OF_NAME[entry["dtype"]], tuple(entry["shape"]), entry["rows_per_piece"])
+        name: layout.TensorPlan(layout.DTYPE_OF_NAME[entry["dtype"]], tuple(entry["shape"]), entry["rows_per_piece"])
         for name, entry in sorted(meta["tensors"].items())
     }
-    return Artifact(path, meta, digest, offsets_of(header_bytes, plans)[0])
+    return Artifact(path, meta, digest, layout.offsets_of(header_bytes, plans)[0])
 
 
 def broken(path: Path, what: str) -> UserError:

@@ -106,9 +106,8 @@ class RunFolder:
             raise broken(path, "it belongs to another run: other weights, data or options")
         for key, value in expected.items():
             if artifact.meta.get(key) != value:
-                raise broken(
-                    path, f"its {key} is {artifact.meta.get(key)}, expected {value}: it belongs to another run"
-                )
+                found = f"its {key} is {artifact.meta.get(key)}, expected {value}"
+                raise broken(path, f"{found}: it belongs to another run")
         return artifact
 
     def close(self) -> None:
@@ -117,12 +116,10 @@ class RunFolder:
 
 
 def _refuse_foreign_files(path: Path) -> None:
-    """Refuse a folder with files that is not a run folder."""
     if (path / MANIFEST).exists():
         return
-    foreign = sorted(
-        entry.name for entry in path.iterdir() if entry.name not in OWN_FILES and not LEFTOVER.fullmatch(entry.name)
-    )
+    names = sorted(entry.name for entry in path.iterdir() if entry.name not in OWN_FILES)
+    foreign = [name for name in names if not LEFTOVER.fullmatch(name)]
     if foreign:
         message = f"{path} is not a run folder: it contains {', '.join(foreign[:3])} and no {MANIFEST}"
         raise UserError(message, hint="choose an empty or new folder for --run-dir")

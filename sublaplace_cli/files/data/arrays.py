@@ -101,18 +101,14 @@ def _read_header(stream: IO[bytes], where: str) -> _Header:
             raise ValueError(f"npy version {version} is not supported")
     except (ValueError, TypeError, SyntaxError, KeyError, RecursionError, MemoryError) as error:
         raise UserError(f"{where}: bad .npy header: {error}", hint="save it again with numpy") from None
-    _check_dtype(dtype, where)
-    if any(length < 0 for length in shape):
-        raise UserError(f"{where}: bad .npy header: shape {shape}", hint="save it again with numpy")
-    return _Header(shape, fortran, dtype, stream.tell())
-
-
-def _check_dtype(dtype: np.dtype[Any], where: str) -> None:
     if dtype.hasobject:
         hint = "save it as numbers, e.g. numpy.savez(file, x=numpy.asarray(x, dtype='float32'))"
         raise UserError(f"{where}: an array of Python objects is refused: reading it would run pickled code", hint=hint)
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
         raise UserError(f"{where}: dtype {dtype} is not supported", hint="save it as float32, float64 or integers")
+    if any(length < 0 for length in shape):
+        raise UserError(f"{where}: bad .npy header: shape {shape}", hint="save it again with numpy")
+    return _Header(shape, fortran, dtype, stream.tell())
 
 
 def read_npz(request: ReadRequest) -> Source:

@@ -15,18 +15,9 @@ from ... import catalog
 from ...errors import UserError, suggestion
 from ..spec.data import DataSpec, SplitSpec
 from ..spec.models import Spec
+from . import transforms
 from .sources import ArrayInputs, ChosenRows, ReadRequest, Source, check_lengths, choose, map_inputs
-from .transforms import (
-    MeanStd,
-    Preparation,
-    Scales,
-    class_labels,
-    compile_steps,
-    fixed_scale,
-    measured_scale,
-    measured_targets,
-    refuse_one_class,
-)
+from .transforms import MeanStd, Preparation, Scales
 
 __all__ = ["ArrayInputs", "MeanStd", "Preparation", "Scales", "Split", "data_files", "load_splits", "require_extra"]
 
@@ -85,10 +76,7 @@ def data_files(data: DataSpec, resolve: Resolve, names: Sequence[str] | None = N
 def load_splits(
     spec: Spec, names: Sequence[str], resolve: Resolve, memory: int, scales: Scales | None = None
 ) -> dict[str, Split]:
-    """The splits called `names`, checked; a file that several of them use is read once.
-
-    `scales` replace those measured on the training rows, which are then not needed.
-    """
+    """The splits called `names`, checked; `scales` replace those that are measured on the training rows."""
     data = spec.data
     require_extra(data.format)
     origins = {name: origin_of(data, name) for name in names}
@@ -178,12 +166,12 @@ def _targets(chosen: ChosenRows, spec: Spec, *, is_train: bool) -> np.ndarray | 
         return None
     where = str(chosen.source.path)
     if not catalog.TASKS[spec.task].labels:
-        return measured_targets(chosen.targets, where)
+        return transforms.measured_targets(chosen.targets, where)
     wrap = spec.model.wrap
     positive_classes = None if wrap is None else wrap.binary_logodds.classes
-    labels = class_labels(chosen.targets, spec.task, positive_classes, where, chosen.row_label)
+    labels = transforms.class_labels(chosen.targets, spec.task, positive_classes, where, chosen.row_label)
     if is_train:
-        refuse_one_class(labels, where)
+        transforms.refuse_one_class(labels, where)
     return labels
 
 
@@ -196,12 +184,12 @@ def _target_scale(spec: Spec, targets: dict[str, np.ndarray | None], train: str)
         raise UserError(f"data.standardise.target: the targets of task {spec.task} are classes", hint=hint)
     if mode != "from-train":
         known = [values.shape[1] for values in targets.values() if values is not None]
-        return fixed_scale(mode, (known[0] if known else np.size(mode.mean),), "data.standardise.target")
+        return transforms.fixed_scale(mode, (known[0] if known else np.size(mode.mean),), "data.standardise.target")
     values = targets[train]
     if values is None:
         hint = "name the target in data.columns or data.arrays, or set mean and std"
         raise UserError("data.standardise.target is from-train, but the training rows have no target", hint=hint)
-    return measured_scale(values)
+    return transforms.measured_scale(values)
 
 
 def _scaled(values: np.ndarray | None, scale: MeanStd | None, origin: str) -> np.ndarray | None:
@@ -219,24 +207,26 @@ def _preparations(
     mode = data.standardise.input
     if mode == "none" and not data.transforms and (scales is None or scales.input is None):
         return dict.fromkeys(chosen, Preparation())
-    arrays = {origin: _single_array(part) for origin, part in chosen.items()}
-    compiled = {origin: compile_steps(data.transforms, array.shape[1:]) for origin, array in arrays.items()}
+    arrays, compiled = {}, {}
+    for origin, part in chosen.items():
+        if not isinstance(part.raw, np.ndarray):
+            message = "data.transforms and data.standardise.input work on one input array"
+            hint = "prepare the arrays before storing them, and remove both keys from the spec"
+            raise UserError(f"{part.source.path}: {message}, but there are {len(part.raw)}", hint=hint)
+        arrays[origin] = part.raw
+        compiled[origin] = transforms.compile_steps(data.transforms, part.raw.shape[1:])
     from_train = scales.input if scales is not None else None
     if mode == "from-train" and scales is None:
-        from_train = measured_scale(arrays[train], compiled[train][0])
+        from_train = transforms.measured_scale(arrays[train], compiled[train][0])
     preparations = {}
     for origin, (steps, shape) in compiled.items():
-        scale = from_train if mode in ("none", "from-train") else fixed_scale(mode, shape, "data.standardise.input")
+        scale = (
+            from_train
+            if mode in ("none", "from-train")
+            else transforms.fixed_scale(mode, shape, "data.standardise.input")
+        )
         if scale is not None and scale.mean.shape != shape:
             hint = "all splits need the same inputs"
             raise UserError(f"rows of split '{origin}' have shape {shape}, training rows {scale.mean.shape}", hint=hint)
         preparations[origin] = Preparation(steps, scale)
     return preparations
-
-
-def _single_array(chosen: ChosenRows) -> np.ndarray:
-    if isinstance(chosen.raw, np.ndarray):
-        return chosen.raw
-    message = "data.transforms and data.standardise.input work on one input array"
-    hint = "prepare the arrays before storing them, and remove both keys from the spec"
-    raise UserError(f"{chosen.source.path}: {message}, but there are {len(chosen.raw)}", hint=hint)

@@ -20,14 +20,17 @@ DEEP_MODES = ("I", "F")
 
 def read_imagefolder(request: ReadRequest) -> Source:
     """RGB images of one size as (N, H, W, 3) uint8, with the class number as target."""
-    image_class = _pillow()
+    try:
+        from PIL import Image
+    except ImportError:
+        raise UserError("image folders need pillow", hint="pip install 'sublaplace[image]'") from None
     files = image_files(request.path)
     targets = _class_numbers(request, files)
-    width, height = _common_size(files, image_class)
+    width, height = _common_size(files, Image)
     refuse_if_larger(3 * width * height * len(files), request.memory, f"{request.path}: {len(files)} images")
     images: np.ndarray = np.empty((len(files), height, width, 3), dtype=np.uint8)
     for row, file in enumerate(files):
-        with _opened(file, image_class) as image:
+        with _opened(file, Image) as image:
             images[row] = np.asarray(image.convert("RGB"))
     return Source(request.path, images, targets, held=images.nbytes)
 
@@ -60,14 +63,6 @@ def _class_numbers(request: ReadRequest, files: list[Path]) -> np.ndarray:
             message = f"{request.path}: class '{file.parent.name}' is not among those of {request.training_path}"
             raise UserError(message, hint=suggestion(file.parent.name, names))
     return np.array([numbers[file.parent.name] for file in files], dtype=np.int64)
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise UserError("image folders need pillow", hint="pip install 'sublaplace[image]'") from None
-    return Image
 
 
 @contextmanager

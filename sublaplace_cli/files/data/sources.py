@@ -112,15 +112,19 @@ def choose(source: Source, spec: SplitSpec | None, name: str, memory: int) -> Ch
     rows = choose_rows(spec, source, f"data.splits.{name}")
 
     def take(array: np.ndarray) -> np.ndarray:
-        return take_rows(array, rows, memory, f"{source.path}: split '{name}'")
+        if np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
+            return array[rows[0] : rows[0] + len(rows)]  # a view: the common case copies nothing
+        what = f"{source.path}: split '{name}': the choice of {len(rows)} rows"
+        refuse_if_larger(len(rows) * (array.nbytes // len(array)), memory, what)
+        return array[rows]
 
     targets = None if source.targets is None else take(source.targets)
     chosen = ChosenRows(source, rows, map_inputs(take, source.inputs), targets)
     for label, array in labelled(chosen.raw):
         what = f"input '{label}'" if label else "input"
-        check_finite(array, what, source.input_columns, chosen.row_label, source.path)
+        check_finite(array, what, source.input_columns, chosen)
     if targets is not None:
-        check_finite(targets, "target", source.target_columns, chosen.row_label, source.path)
+        check_finite(targets, "target", source.target_columns, chosen)
     return chosen
 
 
@@ -179,17 +183,7 @@ def _index_rows(spec: IndicesSpec, source: Source, field: str) -> np.ndarray:
     return indices.astype(np.int64)
 
 
-def take_rows(array: np.ndarray, rows: np.ndarray, memory: int, what: str) -> np.ndarray:
-    """The chosen rows: a view if they are consecutive, so that the common case copies nothing."""
-    if np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
-        return array[rows[0] : rows[0] + len(rows)]
-    refuse_if_larger(len(rows) * (array.nbytes // len(array)), memory, f"{what}: the choice of {len(rows)} rows")
-    return array[rows]
-
-
-def check_finite(
-    values: np.ndarray, what: str, columns: tuple[str, ...] | None, row_label: Callable[[int], str], path: Path
-) -> None:
+def check_finite(values: np.ndarray, what: str, columns: tuple[str, ...] | None, chosen: ChosenRows) -> None:
     """Refuse NaN and infinity and list the first few; works on chunks, to avoid a copy of all values."""
     if values.dtype.kind != "f":
         return
@@ -201,11 +195,11 @@ def check_finite(
         if bad.any():
             for position in np.argwhere(bad)[: BAD_VALUES_SHOWN - len(shown)]:
                 row, *element = (int(axis) for axis in position)
-                shown.append(f"{row_label(start + row)}{_element(element, columns)}: {chunk[tuple(position)]}")
+                shown.append(f"{chosen.row_label(start + row)}{_element(element, columns)}: {chunk[tuple(position)]}")
         start += len(chunk)
     if total:
         listed = "; ".join(shown) + (" …" if total > len(shown) else "")
-        message = f"{path}: {total} {what} value{'s are' if total > 1 else ' is'} not finite: {listed}"
+        message = f"{chosen.source.path}: {total} {what} value{'s are' if total > 1 else ' is'} not finite: {listed}"
         raise UserError(message, hint="remove or fill these cells, or choose other rows")
 
 

@@ -114,11 +114,7 @@ def _normalise_step(spec: Any, shape: tuple[int, ...], field: str) -> tuple[RowS
     return _checked(MeanStd(**parts), field).apply, shape
 
 
-COMPILERS: dict[str, Callable[..., tuple[RowStep, tuple[int, ...]]]] = {
-    "normalise": _normalise_step,
-    "permute": _permute_step,
-    "scale": _scale_step,
-}
+COMPILERS: dict[str, Any] = {"normalise": _normalise_step, "permute": _permute_step, "scale": _scale_step}
 
 
 def fixed_scale(spec: Any, shape: tuple[int, ...], field: str) -> MeanStd:

@@ -62,16 +62,12 @@ def find_function(target: str) -> Callable[..., Any]:
     if target in NUMBERS:
         return _on_numbers(NUMBERS[target])
     parts = target.split(".")
-    if len(parts) == 5 and parts[:3] == ["torch", "ops", "aten"] and _base_name(parts[3]) in ATEN:
+    if len(parts) == 5 and parts[:3] == ["torch", "ops", "aten"] and parts[3].removesuffix("_") in ATEN:
         packet = getattr(torch.ops.aten, parts[3], None)
         if packet is not None and parts[4] in packet.overloads() and "out" not in parts[4]:
             return getattr(packet, parts[4])
     hint = "use build: {import: …} with --allow-code for this network"
     raise UserError(f"it uses the operator {target[:80]!r}, which is not allowed in an exported file", hint=hint)
-
-
-def _base_name(name: str) -> str:
-    return name.removesuffix("_") if not name.startswith("__") else name
 
 
 def _on_numbers(function: Callable[..., Any]) -> Callable[..., Any]:

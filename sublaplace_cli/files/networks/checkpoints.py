@@ -14,6 +14,9 @@ from ...sizes import format_bytes
 from .containers import check_file, check_members, content_kind, members_without_root, open_zip, refuse_above
 from .pickles import DAMAGE, PickleFacts, inspect_pickles
 
+State = dict[str, torch.Tensor]
+Names = Mapping[str, str]
+
 USUAL_NAMES = ("state_dict", "model_state_dict", "model", "net", "weights")
 PICKLE_SUFFIXES = (".pt", ".pth", ".ckpt")
 WEIGHTS_FILE = "weights (.safetensors, .pt, .pth or .ckpt)"
@@ -21,13 +24,8 @@ RESAVE = "save only the weights, where the model's code is available: torch.save
 
 
 def load_state(
-    path: Path,
-    *,
-    key: str | None = None,
-    strip_prefix: str | None = None,
-    rename: Mapping[str, str] | None = None,
-    memory: int,
-) -> dict[str, torch.Tensor]:
+    path: Path, *, key: str | None = None, strip_prefix: str | None = None, rename: Names | None = None, memory: int
+) -> State:
     """The named CPU tensors in a .safetensors, .pt, .pth or .ckpt file."""
     check_file(path, WEIGHTS_FILE, memory)
     if _format_of(path) == "safetensors":
@@ -44,16 +42,16 @@ def load_state(
 
 def _format_of(path: Path) -> str:
     kind = content_kind(path)
-    by_suffix = "safetensors" if path.suffix == ".safetensors" else "pickle" if path.suffix in PICKLE_SUFFIXES else ""
     by_content = {"zip": "pickle", "legacy": "pickle", "safetensors": "safetensors"}.get(kind)
     if by_content is None:
         found = "a plain pickle, not one of torch.save" if kind == "pickle" else kind
         raise UserError(f"{path}: is {found}, expected {WEIGHTS_FILE}", hint=RESAVE if kind == "pickle" else None)
-    if by_suffix and by_suffix != by_content:
-        right_suffix = ".safetensors" if by_content == "safetensors" else ".pt"
-        names = {"safetensors": "a safetensors file", "pickle": "a torch.save file"}
-        hint = f"rename it to {path.with_suffix(right_suffix).name}"
-        raise UserError(f"{path}: is called {path.suffix}, but its content is {names[by_content]}", hint=hint)
+    if by_content == "safetensors" and path.suffix in PICKLE_SUFFIXES:
+        hint = f"rename it to {path.with_suffix('.safetensors').name}"
+        raise UserError(f"{path}: is called {path.suffix}, but its content is a safetensors file", hint=hint)
+    if by_content == "pickle" and path.suffix == ".safetensors":
+        hint = f"rename it to {path.with_suffix('.pt').name}"
+        raise UserError(f"{path}: is called {path.suffix}, but its content is a torch.save file", hint=hint)
     return by_content
 
 
@@ -93,7 +91,7 @@ def _facts_of_zip(path: Path) -> PickleFacts:
     return facts
 
 
-def _refuse_other_archives(path: Path, members: Mapping[str, str]) -> None:
+def _refuse_other_archives(path: Path, members: Names) -> None:
     if "constants.pkl" in members or any(name.startswith("code/") for name in members):
         hint = "save only its weights: torch.save(torch.jit.load(FILE).state_dict(), 'weights.pt')"
         raise UserError(f"{path}: is a TorchScript program (torch.jit.save), expected {WEIGHTS_FILE}", hint=hint)
@@ -120,7 +118,7 @@ def _is_state(value: Any) -> bool:
     return all(isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in value.items())
 
 
-def _find_state(path: Path, content: Any, key: str | None) -> dict[str, torch.Tensor]:
+def _find_state(path: Path, content: Any, key: str | None) -> State:
     if key is not None:
         chosen = _at_key(path, content, key)
         if not _is_state(chosen):
@@ -162,7 +160,7 @@ def _describe(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _refuse_impossible(path: Path, state: Mapping[str, torch.Tensor], memory: int) -> None:
+def _refuse_impossible(path: Path, state: State, memory: int) -> None:
     total = 0
     for name, tensor in state.items():
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
@@ -180,7 +178,7 @@ def _refuse_impossible(path: Path, state: Mapping[str, torch.Tensor], memory: in
     refuse_above(memory, total, f"{path}: its tensors need")
 
 
-def _strip(path: Path, state: dict[str, torch.Tensor], prefix: str | None) -> dict[str, torch.Tensor]:
+def _strip(path: Path, state: State, prefix: str | None) -> State:
     if not prefix:
         return state
     if not any(name.startswith(prefix) for name in state):
@@ -192,7 +190,7 @@ def _strip(path: Path, state: dict[str, torch.Tensor], prefix: str | None) -> di
     return _with_new_names(path, state, {name: name.removeprefix(cut) for name in state}, "strip_prefix")
 
 
-def _rename(path: Path, state: dict[str, torch.Tensor], rename: Mapping[str, str]) -> dict[str, torch.Tensor]:
+def _rename(path: Path, state: State, rename: Names) -> State:
     new_names = {name: name for name in state}
     for old, new in sorted(rename.items(), key=lambda item: len(item[0])):  # the longest match wins
         matches = [name for name in state if name == old or (old.endswith(".") and name.startswith(old))]
@@ -202,10 +200,8 @@ def _rename(path: Path, state: dict[str, torch.Tensor], rename: Mapping[str, str
     return _with_new_names(path, state, new_names, "rename")
 
 
-def _with_new_names(
-    path: Path, state: Mapping[str, torch.Tensor], new_names: Mapping[str, str], option: str
-) -> dict[str, torch.Tensor]:
-    renamed: dict[str, torch.Tensor] = {}
+def _with_new_names(path: Path, state: State, new_names: Names, option: str) -> State:
+    renamed: State = {}
     for name, tensor in state.items():
         if new_names[name] in renamed:
             raise UserError(f"{path}: after {option} two keys have the name '{new_names[name]}' (one was '{name}')")

@@ -218,14 +218,10 @@ class DataSpec(Part):
 
     @classmethod
     def _format_rules(cls, raw: Mapping[str, Any], splits: Mapping[str, Any]) -> Iterator[Finding]:
-        restricted: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
-            (("columns",), TABLE_FORMATS),
-            (("arrays",), ARRAY_FORMATS),
-            *((("splits", name, "arrays"), ARRAY_FORMATS) for name in splits),
-            *((("splits", name, "indices"), ARRAY_FORMATS) for name in splits),
-        ]
+        restricted: dict[tuple[str, ...], tuple[str, ...]] = {("columns",): TABLE_FORMATS, ("arrays",): ARRAY_FORMATS}
+        restricted |= {("splits", name, key): ARRAY_FORMATS for name in splits for key in ("arrays", "indices")}
         form = raw.get("format")
-        for location, formats in restricted:
+        for location, formats in restricted.items():
             section = raw if len(location) == 1 else splits[location[1]]
             if form in tuple(DATA_FORMATS) and form not in formats and section.get(location[-1]) is not None:
                 listed = " and ".join(formats)

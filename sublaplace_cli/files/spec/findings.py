@@ -17,20 +17,16 @@ class Finding(NamedTuple):
 
 def refused(*findings: Finding) -> ValidationError:
     """The findings as one exception; pydantic puts the enclosing fields before their locations."""
-    details = [
-        InitErrorDetails(
-            type=PydanticCustomError("key" if at_key else "value", "{message}", {"message": message}),
-            loc=location,
-            input=None,
-        )
-        for location, message, at_key in findings
-    ]
+    details = []
+    for location, message, at_key in findings:
+        kind = PydanticCustomError("key" if at_key else "value", "{message}", {"message": message})
+        details.append(InitErrorDetails(type=kind, loc=location, input=None))
     return ValidationError.from_exception_data("spec", details)
 
 
-def refuse(message: str, *location: str | int) -> ValidationError:
-    """One finding about the current value, or about the value at `location` inside it."""
-    return refused(Finding(location, message))
+def refuse(message: str) -> ValidationError:
+    """One finding about the current value."""
+    return refused(Finding((), message))
 
 
 def findings_of(error: ValidationError) -> list[Finding]:

@@ -69,23 +69,16 @@ def find_spec(start: Path) -> Path:
 
 def load_spec(path: Path) -> LoadedSpec:
     """The spec in the file `path`; all its problems are raised together as one `SpecError`."""
-    content = _read(path)
-    text = _decode(path, content)
+    content, text = _read(path)
     marked = read_marked(text)
     spec, problems = _validate(marked)
     if spec is None or problems:
         raise SpecError(tuple(_line(path, problem) for problem in sorted(problems, key=lambda p: p.mark)))
-    return LoadedSpec(
-        spec=spec,
-        path=path,
-        text=text,
-        sha256=hashlib.sha256(content).hexdigest(),
-        folder=path.absolute().parent,
-        marks={_dotted(location): mark for location, mark in marked.values.items()},
-    )
+    marks = {_dotted(location): mark for location, mark in marked.values.items()}
+    return LoadedSpec(spec, path, text, hashlib.sha256(content).hexdigest(), path.absolute().parent, marks)
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path) -> tuple[bytes, str]:
     try:
         with open(path, "rb") as file:
             content = file.read(MAX_SPEC_BYTES + 1)
@@ -96,12 +89,8 @@ def _read(path: Path) -> bytes:
     if len(content) > MAX_SPEC_BYTES:
         problem = YamlProblem(Mark(1, 1), (), "the file is larger than 1 MiB; a spec is a short text")
         raise SpecError((_line(path, problem),))
-    return content
-
-
-def _decode(path: Path, content: bytes) -> str:
     try:
-        return content.decode("utf-8-sig")
+        return content, content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         readable = content[: error.start].decode("utf-8", errors="replace")
         problem = YamlProblem(mark_at(readable, len(readable)), (), "not UTF-8 text; save the file as UTF-8")
@@ -125,14 +114,10 @@ def _with_marks(findings: list[Finding], marked: MarkedYaml) -> Iterator[YamlPro
     for location, message, at_key in findings:
         # a value that could not be read has been reported: ignore what the models say about its replacement
         if not any(location[: len(start)] == start for start in unreadable):
-            mark = marked.keys[location] if at_key else _nearest(location, marked.values)
-            yield YamlProblem(mark, location, message)
-
-
-def _nearest(location: Location, marks: Mapping[Location, Mark]) -> Mark:
-    while location not in marks:  # a missing key: the mapping that should hold it
-        location = location[:-1]
-    return marks[location]
+            nearest = location
+            while nearest not in marked.values:  # a missing key: the mapping that should hold it
+                nearest = nearest[:-1]
+            yield YamlProblem(marked.keys[location] if at_key else marked.values[nearest], location, message)
 
 
 def _line(path: Path, problem: YamlProblem) -> str:

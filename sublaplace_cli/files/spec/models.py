@@ -75,24 +75,15 @@ class ModelSpec(Part):
 
     @classmethod
     def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
-        yield from _weights_rule(raw)
-
-
-def _weights_rule(raw: Mapping[str, Any]) -> Iterator[Finding]:
-    # a missing build is reported elsewhere
-    build = mapping(raw.get("build"))
-    if raw.get("weights") is None and build and build.get("exported") is None:
-        yield Finding(("weights",), "this key is required, but missing (only build: {exported: ...} needs none)")
+        build = mapping(raw.get("build"))  # a missing build is reported elsewhere
+        if raw.get("weights") is None and build and build.get("exported") is None:
+            yield Finding(("weights",), "this key is required, but missing (only build: {exported: ...} needs none)")
 
 
 class NoiseFrom(Part):
     """The noise variance as the residual mean square of a split."""
 
     from_: Annotated[Literal["test"], one_of(["test"])] = Field(alias="from")
-
-
-def _positive_or_marglik(value: object) -> object:
-    return value if value == "marglik" else positive(value)
 
 
 class Tune(Part):
@@ -108,7 +99,8 @@ def _prior_precision(value: object) -> object:
     if value == "marglik":
         return value
     if isinstance(value, Mapping) and value:
-        return dict(zip(value, each(_positive_or_marglik, value.items()), strict=True))
+        checked = each(lambda item: item if item == "marglik" else positive(item), value.items())
+        return dict(zip(value, checked, strict=True))
     if isinstance(value, str) or not is_number(value):
         raise refuse(wrong("a number above 0, 'marglik' or {glob: one of them}", value))
     return positive(value)
@@ -159,7 +151,7 @@ class OracleSpec(Part):
         elif not (predicted or model_keys or raw.keys() - cls.model_fields.keys()):
             yield Finding((), "expected weights or predictions")
         elif model_keys and raw.get("weights") is None:
-            yield from _weights_rule({"build": {"arch": None}, **raw})
+            yield from ModelSpec.rules({"build": {"arch": None}, **raw})
 
 
 class EnsembleSpec(Part):

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
-from pydantic_core import ErrorDetails
 
 from ...errors import suggestion
 from .findings import Finding, refused, wrong
@@ -71,28 +70,20 @@ class Part(BaseModel):
 
 
 def _in_plain_words(error: ValidationError, part: type[Part]) -> Iterator[Finding]:
-    details = error.errors(include_url=False)
     known = set(part.keys().values())
-    for detail in details:
+    for detail in error.errors(include_url=False):
         location = detail["loc"]
         if detail["type"] in ("key", "value"):
             yield Finding(location, detail["ctx"]["message"], detail["type"] == "key")
         elif detail["type"] == "extra_forbidden":
-            key = str(location[-1])
-            yield Finding(location, f"unknown key; {suggestion(key, known)}", at_key=True)
+            yield Finding(location, f"unknown key; {suggestion(str(location[-1]), known)}", at_key=True)
         elif detail["type"] == "missing":
             yield Finding(location, "this key is required, but missing")
         else:
-            yield Finding(location, _wrong_value(detail))
+            expected = _EXPECTED.get(detail["type"], "").format(**detail.get("ctx", {}))
+            yield Finding(location, wrong(expected, detail["input"]) if expected else detail["msg"])
 
 
 def _meant(findings: list[Finding], known: set[str]) -> set[str]:
     unknown = {str(found.location[0]) for found in findings if found.at_key} - known
     return {near for key in unknown for near in difflib.get_close_matches(key, known, n=1)}
-
-
-def _wrong_value(detail: ErrorDetails) -> str:
-    expected = _EXPECTED.get(detail["type"])
-    if expected is None:
-        return detail["msg"]
-    return wrong(expected.format(**detail.get("ctx", {})), detail["input"])

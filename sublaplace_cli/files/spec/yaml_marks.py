@@ -112,9 +112,10 @@ class _YamlBuilder:
         began = error.context_mark
         if began is not None and self.text[began.index : began.index + 1] == "*":
             return _Unreadable(_mark(began), 'a text that starts with * must be quoted, as in "*.bias"')
-        explanation = " ".join(filter(None, (error.context, error.problem)))
+        words = " ".join(filter(None, (error.context, error.problem))).split()
+        explanation = " ".join(word if word.isprintable() else ascii(word)[1:-1] for word in words)
         advice = '; quote a text that contains a colon, as in "353:"' if here == ":" else ""
-        return _Unreadable(_mark(mark), f"this is not valid YAML: {_one_line(explanation)}{advice}")
+        return _Unreadable(_mark(mark), f"this is not valid YAML: {explanation}{advice}")
 
     def _problem(self, mark: Mark, location: Location, message: str) -> None:
         self.marked.problems.append(YamlProblem(mark, location, message))
@@ -195,7 +196,3 @@ def _number(text: str) -> int | float | None:
 
 def _mark(mark: Any) -> Mark:  # yaml.Mark; its stubs allow None, its parser does not
     return Mark(mark.line + 1, mark.column + 1)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(part if part.isprintable() else ascii(part)[1:-1] for part in text.split())

@@ -17,16 +17,7 @@ __version__ = "0.1.0"
 
 if _TYPE_CHECKING:
     from .api.command import run_command
-    from .api.library import (
-        dense_jacobian,
-        fit,
-        fit_path,
-        full_posterior,
-        jacobian,
-        precision,
-        select,
-        variances,
-    )
+    from .api.library import dense_jacobian, fit, fit_path, full_posterior, jacobian, precision, select, variances
     from .api.predictor import load_predictor
     from .architectures.cifar_resnet import cifar_resnet
     from .architectures.mlp import mlp
@@ -36,25 +27,19 @@ if _TYPE_CHECKING:
     from .errors import SublaplaceError
 
 _MODULES = {
-    "Binary": "core.likelihoods.binary",
-    "Multiclass": "core.likelihoods.multiclass",
-    "Regression": "core.likelihoods.regression",
-    "SublaplaceError": "errors",
-    "cifar_resnet": "architectures.cifar_resnet",
-    "dense_jacobian": "api.library",
-    "fit": "api.library",
-    "fit_path": "api.library",
-    "full_posterior": "api.library",
-    "jacobian": "api.library",
-    "load_predictor": "api.predictor",
-    "mlp": "architectures.mlp",
-    "precision": "api.library",
-    "run_command": "api.command",
-    "select": "api.library",
-    "variances": "api.library",
+    "api.command": ("run_command",),
+    "api.library": tuple(
+        ["dense_jacobian", "fit", "fit_path", "full_posterior", "jacobian", "precision", "select", "variances"]
+    ),
+    "api.predictor": ("load_predictor",),
+    "architectures.cifar_resnet": ("cifar_resnet",),
+    "architectures.mlp": ("mlp",),
+    "core.likelihoods.binary": ("Binary",),
+    "core.likelihoods.multiclass": ("Multiclass",),
+    "core.likelihoods.regression": ("Regression",),
+    "errors": ("SublaplaceError",),
 }
-
-__all__ = [
+__all__ = [  # fmt: skip
     "Binary",
     "Multiclass",
     "Regression",
@@ -75,9 +60,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> _Any:
-    if name not in _MODULES:
+    module = next((module for module, names in _MODULES.items() if name in names), None)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(_import_module(f".{_MODULES[name]}", __name__), name)
+    return getattr(_import_module(f".{module}", __name__), name)
 
 
 def __dir__() -> list[str]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from ..cli.deliver import write_files
 from ..cli.settings import Settings
 from ..cli.usage import parse_job
 from ..errors import UserError, suggestion
@@ -27,7 +28,10 @@ def run_command(command: str, *, reporter: Reporter | None = None, **options: An
         raise UserError(f"unknown command '{command}'", hint=suggestion(command, RUNNABLE))
     job = parse_job(command, Settings(**{name: _typed(name, value) for name, value in options.items()}))
     spec = load_spec(job.project.spec or find_spec(Path.cwd()))
-    return run_job(job, spec, Silent() if reporter is None else reporter).answer.as_dict()
+    outcome = run_job(job, spec, Silent() if reporter is None else reporter)
+    if not job.mode.dry_run:
+        write_files(job.outputs, outcome, spec.text)
+    return outcome.answer.as_dict()
 
 
 def _typed(name: str, value: Any) -> Any:

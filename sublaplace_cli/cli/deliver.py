@@ -23,7 +23,7 @@ FORMATS_WITH_GATE = ("table", "markdown", "github")  # they show the gate in wor
 def deliver(job: Job, spec_text: str, outcome: Outcome, console: Console) -> int:
     """Write and print everything; returns the exit code."""
     if not job.mode.dry_run:
-        _write_files(job.outputs, outcome, spec_text)
+        write_files(job.outputs, outcome, spec_text)
     _print(job, outcome.answer, console)
     answer = outcome.answer
     if isinstance(answer, Listing) or answer.gate is None:
@@ -41,7 +41,8 @@ def deliver(job: Job, spec_text: str, outcome: Outcome, console: Console) -> int
     return code
 
 
-def _write_files(outputs: OutputOptions, outcome: Outcome, spec_text: str) -> None:
+def write_files(outputs: OutputOptions, outcome: Outcome, spec_text: str) -> None:
+    """Everything that the options name, besides the predictions."""
     from ..commands.runner import write_output
 
     for path in outputs.results:

@@ -1,9 +1,9 @@
 """Options as typed → a job; whatever is wrong with them is refused before anything is read."""
 
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib.util import find_spec
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from ..catalog import FORMAT_OF_SUFFIX, FORMATS, PICTURE_SUFFIXES, PICTURES
 from ..errors import UserError, suggestion
@@ -36,63 +36,43 @@ ONE_OF = {
 }
 # Options that have no effect on predictions with a stored posterior.
 FIXED_BY_POSTERIOR = ("method", "k", "rescale", "retain", "pool", "score", "reference", "full", "full_rows")
+Options = TypeVar("Options")
 
 
 def parse_job(command: str, settings: Settings) -> Job:
     """Everything that was asked for, parsed once."""
     _check(settings)
-    full: Any = settings.full
+    memory = None if settings.memory is None else parse_bytes(settings.memory, "--memory")
+    max_artifact = parse_bytes(settings.max_artifact, "--max-artifact")
+    allowed = os.environ.get("SUBLAPLACE_ALLOW_CODE", "").replace(",", " ").split()
+    limits = tuple(parse_limits(settings.fail_if, settings.max_regression))
     return Job(
         command=cast(Any, command),
         choices=_choices(command, settings),
-        project=ProjectOptions(
-            spec=settings.spec,
-            checkpoints=settings.checkpoint,
-            run_dir=settings.run_dir,
-            allow_code=(*settings.allow_code, *_allowed_by_environment()),
-            allow_outside=settings.allow_outside,
+        project=_picked(
+            ProjectOptions, settings, checkpoints=settings.checkpoint, allow_code=(*settings.allow_code, *allowed)
         ),
-        compute=ComputeOptions(
-            device=settings.device,
-            dtype=settings.dtype,
-            gram_dtype=settings.gram_dtype,
-            memory=None if settings.memory is None else parse_bytes(settings.memory, "--memory"),
-            max_artifact=parse_bytes(settings.max_artifact, "--max-artifact"),
+        compute=_picked(ComputeOptions, settings, memory=memory, max_artifact=max_artifact),
+        selection=_picked(SelectionOptions, settings, typed=(settings.method, settings.k)),
+        posterior=_picked(PosteriorOptions, settings),
+        rows=_picked(RowOptions, settings),
+        outputs=_picked(
+            OutputOptions, settings, format="json" if settings.json else settings.format, results=settings.output
         ),
-        selection=SelectionOptions(
-            settings.pool, cast(Any, settings.score), settings.reference, settings.seeds, (settings.method, settings.k)
-        ),
-        posterior=PosteriorOptions(
-            rescale=cast(Any, settings.rescale),
-            full=full,
-            full_rows=settings.full_rows,
-            indices=settings.indices,
-            posterior=settings.posterior,
-            samples=settings.samples,
-        ),
-        rows=RowOptions(settings.split, settings.scores_only),
-        outputs=OutputOptions(
-            format="json" if settings.json else settings.format,
-            results=settings.output,
-            predictions=settings.predictions,
-            plot=settings.plot,
-            plot_kind=settings.plot_kind,
-            report=settings.report,
-        ),
-        gate=GateOptions(
-            tuple(parse_limits(settings.fail_if, settings.max_regression)), settings.baseline, settings.significant
-        ),
-        mode=Mode(settings.force, settings.dry_run),
+        gate=_picked(GateOptions, settings, limits=limits),
+        mode=_picked(Mode, settings),
     )
+
+
+def _picked(kind: type[Options], settings: Settings, **parsed: Any) -> Options:
+    """A part of the job: what was parsed, and the settings of the same name for the rest."""
+    names = [field.name for field in fields(cast(Any, kind)) if field.name not in parsed]
+    return kind(**{name: getattr(settings, name) for name in names}, **parsed)
 
 
 def on_device(job: Job, device: str) -> Job:
     """The same job on the device of this rank."""
     return replace(job, compute=replace(job.compute, device=device))
-
-
-def _allowed_by_environment() -> list[str]:
-    return os.environ.get("SUBLAPLACE_ALLOW_CODE", "").replace(",", " ").split()
 
 
 def _choices(command: str, settings: Settings) -> tuple[Choice, ...]:

@@ -1,7 +1,7 @@
 """Networks that others cannot fit into memory, through the command line, each command in a fresh process.
 
 `benchmark.py --large` runs these; one alone: `python large.py CASE` prints {seconds, peak, …} as JSON. Random
-weights and made data: what is measured is time and memory.
+weights and synthetic data: only time and memory are measured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from sublaplace_cli.architectures.cifar_resnet import cifar_resnet
+from sublaplace_cli import cifar_resnet
 
 HERE = Path(__file__).resolve().parent
 
@@ -122,7 +122,7 @@ def transformer(folder: Path) -> dict:
         sublaplace(folder, command, "--method", "gradient", "--k", "1000", "--allow-code", "large")
         for command in ("select", "fit")
     ]
-    size = sum(q.numel() for q in model.parameters())
+    size = sum(parameter.numel() for parameter in model.parameters())
     total = sum(step["seconds"] for step in steps)
     return {"seconds": total, "peak": max(step["peak"] for step in steps), "n_params": size}
 

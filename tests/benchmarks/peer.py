@@ -18,13 +18,13 @@ BACKENDS = {"curvlinops": CurvlinopsGGN, "backpack": BackPackGGN, "asdl": AsdlGG
 
 
 def resnet20() -> nn.Module:
-    from sublaplace_cli.architectures.cifar_resnet import cifar_resnet
+    from sublaplace_cli import cifar_resnet
 
     return cifar_resnet(depth=20, out=1, shortcut="B")
 
 
 def subnet(model: nn.Module, x: Tensor, x_test: Tensor, k: int, backend: type, batch: int) -> Tensor:
-    size = sum(q.numel() for q in model.parameters())
+    size = sum(parameter.numel() for parameter in model.parameters())
     indices = torch.randperm(size, generator=torch.Generator().manual_seed(0))[:k].sort().values
     options = {"subnetwork_indices": indices, "sigma_noise": problems.SIGMA2**0.5, "prior_precision": 1.0}
     posterior = FullSubnetLaplace(model, "regression", backend=backend, **options)

@@ -1,4 +1,4 @@
-"""The networks and made data that both sides of the benchmark work on. Imports torch only."""
+"""The networks and synthetic data that both sides of the benchmark use. Imports torch only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 DEVICE = torch.device(os.environ.get("BENCHMARK_DEVICE", "cpu"))  # `benchmark.py --device` sets it
-REPEATS = 3
+REPEATS = int(os.environ.get("BENCHMARK_REPEATS", "3"))
 SIGMA2 = 0.5
 
 
@@ -34,6 +34,17 @@ def rows(n: int, *shape: int, seed: int) -> Tensor:
     return torch.randn(n, *shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
+def dense_rows(model: nn.Module, x: Tensor) -> Tensor:
+    """Gradients of a network with one output at each row (N, p), by plain autograd."""
+    parameters = dict(model.named_parameters())
+
+    def f(values: dict[str, Tensor], row: Tensor) -> Tensor:
+        return torch.func.functional_call(model, values, (row.unsqueeze(0),)).squeeze()
+
+    each = torch.func.vmap(torch.func.grad(f), in_dims=(None, 0))(parameters, x)
+    return torch.cat([each[name].detach().flatten(1) for name in parameters], 1)
+
+
 def ready(build: Callable[[], nn.Module]) -> nn.Module:
     torch.set_num_threads(2)
     torch.manual_seed(0)
@@ -41,24 +52,24 @@ def ready(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def timed(work: Callable[[], Any], repeats: int = REPEATS) -> tuple[float, Any]:
-    """Least wall time of some repeats, and the last answer."""
-    best, answer = float("inf"), None
+    """Least wall time of some repeats, and the last result."""
+    best, result = float("inf"), None
     for _ in range(repeats):
         start = now()
-        answer = work()
+        result = work()
         best = min(best, now() - start)
-    return best, answer
+    return best, result
 
 
 def now() -> float:
-    """The time at which the device has done what it was given."""
+    """The time, after the device has finished its queue."""
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def peak_bytes() -> int:
-    """Of the device's memory; of the CPU's, of the whole process."""
+    """Peak memory: on a GPU of its allocator, else of the whole process."""
     if DEVICE.type == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

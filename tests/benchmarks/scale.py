@@ -1,6 +1,6 @@
-"""Time and memory of whole commands against N, p, C and k: `python scale.py` prints a Markdown table.
+"""Time and memory of whole commands for various N, p, C and k: `python scale.py` prints a Markdown table.
 
-Random weights and made data, one command in a fresh process for each line, on all cores.
+Random weights and synthetic data, one command in a fresh process per line, on all cores.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ POINTS = (
 
 
 def prepared(folder: Path, point: Point) -> int:
-    """The files of a point; how many parameters it has."""
+    """Write the files of a point; returns its number of parameters."""
     if point.network.startswith("MLP"):
         width = int(point.network.rpartition("×")[2])
         torch.manual_seed(0)
@@ -64,7 +64,7 @@ def prepared(folder: Path, point: Point) -> int:
         images(folder, point.rows + TEST_ROWS, max(2, point.outputs))
         build = f"{{arch: cifar_resnet, args: {{depth: {depth}, out: {point.outputs}, shortcut: B}}}}"
         prepare(folder, model, build, "binary" if point.outputs == 1 else "multiclass", point.rows, TEST_ROWS)
-    return sum(q.numel() for q in model.parameters())
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def main() -> None:

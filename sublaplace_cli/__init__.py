@@ -26,44 +26,23 @@ if _TYPE_CHECKING:
     from .core.likelihoods.regression import Regression
     from .errors import SublaplaceError
 
+_LIBRARY = ("dense_jacobian", "fit", "fit_path", "full_posterior", "jacobian", "precision", "select", "variances")
 _MODULES = {
-    "api.command": ("run_command",),
-    "api.library": tuple(
-        ["dense_jacobian", "fit", "fit_path", "full_posterior", "jacobian", "precision", "select", "variances"]
-    ),
-    "api.predictor": ("load_predictor",),
-    "architectures.cifar_resnet": ("cifar_resnet",),
-    "architectures.mlp": ("mlp",),
-    "core.likelihoods.binary": ("Binary",),
-    "core.likelihoods.multiclass": ("Multiclass",),
-    "core.likelihoods.regression": ("Regression",),
-    "errors": ("SublaplaceError",),
+    **dict.fromkeys(_LIBRARY, "api.library"),
+    **{"load_predictor": "api.predictor", "run_command": "api.command", "SublaplaceError": "errors"},
+    **{"cifar_resnet": "architectures.cifar_resnet", "mlp": "architectures.mlp"},
+    **{name: f"core.likelihoods.{name.lower()}" for name in ("Binary", "Multiclass", "Regression")},
 }
-__all__ = [  # fmt: skip
-    "Binary",
-    "Multiclass",
-    "Regression",
-    "SublaplaceError",
-    "cifar_resnet",
-    "dense_jacobian",
-    "fit",
-    "fit_path",
-    "full_posterior",
-    "jacobian",
-    "load_predictor",
-    "mlp",
-    "precision",
-    "run_command",
-    "select",
-    "variances",
+__all__ = [
+    *("Binary", "Multiclass", "Regression", "SublaplaceError", "cifar_resnet", "dense_jacobian", "fit", "fit_path"),
+    *("full_posterior", "jacobian", "load_predictor", "mlp", "precision", "run_command", "select", "variances"),
 ]
 
 
 def __getattr__(name: str) -> _Any:
-    module = next((module for module, names in _MODULES.items() if name in names), None)
-    if module is None:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(_import_module(f".{module}", __name__), name)
+    return getattr(_import_module(f".{_MODULES[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

@@ -37,7 +37,9 @@ BELOW: dict[str, set[str]] = {
     "run": {"core", "files", "results", "__version__"} | ANYWHERE,
     "commands": {"run", "core", "files", "results"} | ANYWHERE,
     "cli": {"commands", "run.job", "render", "results", "distributed", "files.spec", "__version__"} | ANYWHERE,
-    "api": {"commands", "run", "files", "core", "results", "architectures", "cli.deliver", "cli.settings", "cli.usage"} | ANYWHERE,
+    "api": {"commands", "run", "files", "core", "results", "architectures"}
+    | {"cli.deliver", "cli.settings", "cli.usage"}
+    | ANYWHERE,
     "__init__": {"api", "architectures", "core.likelihoods", "errors"},
     "__main__": {"cli", "distributed", "signals"},
 }

@@ -34,8 +34,22 @@ _MODULES = {
     **{name: f"core.likelihoods.{name.lower()}" for name in ("Binary", "Multiclass", "Regression")},
 }
 __all__ = [
-    *("Binary", "Multiclass", "Regression", "SublaplaceError", "cifar_resnet", "dense_jacobian", "fit", "fit_path"),
-    *("full_posterior", "jacobian", "load_predictor", "mlp", "precision", "run_command", "select", "variances"),
+    "Binary",
+    "Multiclass",
+    "Regression",
+    "SublaplaceError",
+    "cifar_resnet",
+    "dense_jacobian",
+    "fit",
+    "fit_path",
+    "full_posterior",
+    "jacobian",
+    "load_predictor",
+    "mlp",
+    "precision",
+    "run_command",
+    "select",
+    "variances",
 ]
 
 

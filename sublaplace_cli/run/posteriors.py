@@ -129,7 +129,7 @@ def read_fitted(artifact: Artifact, n_params: int, n_outputs: int, device: torch
     if meta["form"] == SubnetPrimal.form:
         return Fitted(SubnetPrimal(indices, prior, factor, *rest), rescale)
     columns = artifact.tensor("columns", (k, rows)).to(device)
-    return Fitted(SubnetDual(indices, prior, factor, columns, *rest), rescale)
+    return Fitted(SubnetDual(indices, prior, factor, *rest, columns), rescale)
 
 
 def read_prior(artifact: Artifact, layout: Layout, device: torch.device) -> tuple[Any, Tensor]:

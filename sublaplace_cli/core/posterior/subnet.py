@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -18,17 +19,18 @@ Form = Literal["primal", "dual"]
 WEAK_DATA = 1e-3  # degrees of freedom per row below which their plain difference would lose more than 13 digits
 
 
+@dataclass(frozen=True)
 class SubnetPosterior(Posterior):
     """Gaussian over the parameters in S; all others stay at their value."""
 
-    form: ClassVar[Form]
-    shares_cancel: ClassVar[bool]  # whether small own shares have lost digits
     indices: Tensor  # S (k,)
     prior: Tensor  # v_S (k,)
-    factor: Tensor
+    factor: Tensor  # L (k, k) or (N·C, N·C)
     condition: float  # κ = λmax(A′ᵀA′), or a harmless bound of it
     count_freedom: Callable[[], float]
     memory: int
+    form: ClassVar[Form]
+    shares_cancel: ClassVar[bool]  # whether small own shares have lost digits
 
     @cached_property
     def freedom(self) -> float:

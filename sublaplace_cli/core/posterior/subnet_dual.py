@@ -1,6 +1,6 @@
 """A sub-network's posterior in dual form: one N·C × N·C factor. The smaller form where k > N·C."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,13 +19,7 @@ from .subnet import Form, SubnetPosterior, require_room_for_subnet
 class SubnetDual(SubnetPosterior):
     """L Lᵀ = I + A′A′ᵀ over S."""
 
-    indices: Tensor  # S (k,)
-    prior: Tensor  # v_S (k,)
-    factor: Tensor  # L (N·C, N·C)
     columns: Tensor  # A′ᵀ (k, N·C)
-    condition: float
-    count_freedom: Callable[[], float]
-    memory: int
     form: ClassVar[Form] = "dual"
     shares_cancel: ClassVar[bool] = True
 
@@ -75,6 +69,6 @@ def fit_dual(precision: Precision, S: Tensor, ks: Sequence[int], columns: Tensor
         add_upper(K, A[done:k].T)
         own = K if k == ks[-1] else K.clone()
         L, condition, freedom = factor_gram(mirrored(own))
-        posteriors.append(SubnetDual(S[:k], v[:k], L, A[:k], condition, freedom, precision.memory))
+        posteriors.append(SubnetDual(S[:k], v[:k], L, condition, freedom, precision.memory, A[:k]))
         done = k
     return posteriors

@@ -1,6 +1,6 @@
 """A sub-network's posterior in primal form: one k × k factor. The smaller form where k ≤ N·C."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,12 +28,6 @@ from .subnet import WEAK_DATA, Form, SubnetPosterior, require_room, require_room
 class SubnetPrimal(SubnetPosterior):
     """L Lᵀ = I + A′ᵀA′ over S."""
 
-    indices: Tensor  # S (k,)
-    prior: Tensor  # v_S (k,)
-    factor: Tensor  # L (k, k)
-    condition: float
-    count_freedom: Callable[[], float]
-    memory: int
     form: ClassVar[Form] = "primal"
     shares_cancel: ClassVar[bool] = False
 

@@ -17,9 +17,7 @@ def read_matrix(path: Path, array: str | None, field: str, memory: int) -> np.nd
         raise UserError(f"{field}: {path} is not a .csv, .npz, .npy or .safetensors file")
     columns = ColumnsSpec(input=[array]) if format_name == "csv" and array is not None else None
     arrays = ArraysSpec(input=array or "f") if format_name in ("npz", "safetensors") else None
-    source = catalog.find(catalog.DATA_FORMATS, format_name, "data format")(
-        ReadRequest(path, columns, arrays, None, memory)
-    )
-    chosen = choose(source, None, "predictions", memory)
+    read = catalog.find(catalog.DATA_FORMATS, format_name, "data format")
+    chosen = choose(read(ReadRequest(path, columns, arrays, None, memory)), None, "predictions", memory)
     assert isinstance(chosen.raw, np.ndarray), "one array was requested"
     return chosen.raw

@@ -112,12 +112,12 @@ def _refuse_bad_cell(path: Path, survey: _Survey, order: list[int]) -> None:
                 continue
             cells = _cells(line, number, path)
             for position in sorted(order):
-                if _number(cells[position]) is None:
-                    cell = cells[position]
+                if _number(cell := cells[position]) is None:
                     found = f"is '{cell[:40]}', expected a number" if cell else "is empty"
-                    label = survey.columns.label(position)
                     hint = "fill it or encode it as a number, or exclude the column with data.columns"
-                    raise UserError(f"{path}: line {number}, column {label} {found}", hint=hint)
+                    raise UserError(
+                        f"{path}: line {number}, column {survey.columns.label(position)} {found}", hint=hint
+                    )
 
 
 def _number(cell: str) -> float | None:

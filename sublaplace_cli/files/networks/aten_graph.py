@@ -55,8 +55,7 @@ class AtenGraph(nn.Module):
         output: str,
         unsaved: AbstractSet[str] = frozenset(),
     ) -> None:
-        """`tensors` by exported name (`unsaved`: not in the state dict), `stored` graph → exported name, `inputs` with
-        their shapes (None: a free dimension)."""
+        """`stored`: graph → exported name; `inputs`: name → shape (None: any size); `unsaved`: not in the state dict."""
         super().__init__()
         linear = _linear_layers(steps, stored, tensors)
         for name, tensor in tensors.items():  # in the order of the file, which named_parameters() keeps

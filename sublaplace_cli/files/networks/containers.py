@@ -29,10 +29,9 @@ def check_file(path: Path, what: str, memory: int) -> None:
         raise UserError(f"{path}: is not a regular file, expected {what}")
     if not os.access(path, os.R_OK):
         raise UserError(f"{path}: cannot be read", hint="check the file's permissions")
-    size = path.stat().st_size
-    if size == 0:
+    if path.stat().st_size == 0:
         raise UserError(f"{path}: is empty, expected {what}")
-    refuse_above(memory, size, f"{path}: has")
+    refuse_above(memory, path.stat().st_size, f"{path}: has")
 
 
 def refuse_above(memory: int, size: int, what: str) -> None:

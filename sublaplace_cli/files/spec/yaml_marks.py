@@ -64,8 +64,7 @@ def read_marked(text: str) -> MarkedYaml:
         marked.value = _YamlBuilder(text, marked).document()
         marked.complete = True
     except _Unreadable as stop:
-        mark, message = stop.args
-        marked.problems.append(YamlProblem(mark, (), message))
+        marked.problems.append(YamlProblem(stop.args[0], (), stop.args[1]))
     return marked
 
 

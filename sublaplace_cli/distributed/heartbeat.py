@@ -199,8 +199,13 @@ class Heartbeat(threading.Thread):
 
     def _abort_process(self, failure: Failure) -> None:
         """End this process when its work does not notice the failure, for instance in a long computation."""
-        stderr = sys.__stderr__ or sys.stderr
-        self.report_failure(failure.error(), lambda: print(failure.text, end="", file=stderr, flush=True))
+
+        def show() -> None:
+            stderr = sys.__stderr__ or sys.stderr
+            stderr.write(failure.text)
+            stderr.flush()
+
+        self.report_failure(failure.error(), show)
         os._exit(failure.exit_code)
 
 

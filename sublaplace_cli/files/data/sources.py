@@ -86,10 +86,8 @@ def labelled(inputs: Any) -> list[tuple[str, Any]]:
 def refuse_if_larger(size: int, memory: int, what: str) -> None:
     """Refuse data that does not fit, before memory is taken."""
     if size > memory:
-        hint = "raise --memory, or store fewer rows, fewer columns or a smaller dtype"
-        raise UserError(
-            f"{what} takes {format_bytes(size)}, but only {format_bytes(max(memory, 0))} may be used", hint=hint
-        )
+        message = f"{what} takes {format_bytes(size)}, but only {format_bytes(max(memory, 0))} may be used"
+        raise UserError(message, hint="raise --memory, or store fewer rows, fewer columns or a smaller dtype")
 
 
 def check_lengths(source: Source) -> None:

@@ -113,11 +113,10 @@ def _refuse_bad_cell(path: Path, survey: _Survey, order: list[int]) -> None:
             cells = _cells(line, number, path)
             for position in sorted(order):
                 if _number(cell := cells[position]) is None:
+                    where = f"{path}: line {number}, column {survey.columns.label(position)}"
                     found = f"is '{cell[:40]}', expected a number" if cell else "is empty"
                     hint = "fill it or encode it as a number, or exclude the column with data.columns"
-                    raise UserError(
-                        f"{path}: line {number}, column {survey.columns.label(position)} {found}", hint=hint
-                    )
+                    raise UserError(f"{where} {found}", hint=hint)
 
 
 def _number(cell: str) -> float | None:

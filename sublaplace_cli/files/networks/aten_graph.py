@@ -55,7 +55,7 @@ class AtenGraph(nn.Module):
         output: str,
         unsaved: AbstractSet[str] = frozenset(),
     ) -> None:
-        """`stored`: graph → exported name; `inputs`: name → shape (None: any size); `unsaved`: not in the state dict."""
+        """`stored`: graph → exported name; `inputs`: name → shape (None: any size); `unsaved`: not in state_dict()."""
         super().__init__()
         linear = _linear_layers(steps, stored, tensors)
         for name, tensor in tensors.items():  # in the order of the file, which named_parameters() keeps

@@ -34,11 +34,11 @@ def check_file(path: Path, what: str, memory: int) -> None:
     refuse_above(memory, path.stat().st_size, f"{path}: has")
 
 
-def refuse_above(memory: int, size: int, what: str) -> None:
+def refuse_above(memory: int, size: int, what: str, hint: str = "raise --memory if the machine has it") -> None:
     """Refuse `size` bytes if more than `memory`; `what` begins the message."""
     if size > memory:
-        message = f"{what} {format_bytes(size)}, more than the allowed memory ({format_bytes(memory)})"
-        raise UserError(message, hint="raise --memory if the machine has it")
+        allowed = f"more than the allowed memory ({format_bytes(memory)})"
+        raise UserError(f"{what} {format_bytes(size)}, {allowed}", hint=hint)
 
 
 def _near_names(path: Path) -> str | None:

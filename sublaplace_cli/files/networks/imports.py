@@ -39,10 +39,9 @@ def load_function(target: str, field: str, allow_code: Sequence[str], spec_folde
         raise UserError(f"{field}: found '{target}', expected 'package.module:function'")
     package = module_name.split(".")[0]
     if package not in allow_code:
-        raise UserError(
-            f"{field}: '{target}' would run the code of the package '{package}', which is not allowed",
-            hint=f"if you trust it, add --allow-code {package} (or set SUBLAPLACE_ALLOW_CODE={package})",
-        )
+        message = f"{field}: '{target}' would run the code of the package '{package}', which is not allowed"
+        hint = f"if you trust it, add --allow-code {package} (or set SUBLAPLACE_ALLOW_CODE={package})"
+        raise UserError(message, hint=hint)
     with _import_path(spec_folder):
         return _find(module_name, function_name, field)
 

@@ -83,7 +83,8 @@ def _on_meta(build: BuildSpec, field: str, memory: int) -> nn.Module:
     except UserError as error:
         raise UserError(f"{field}.build.args: {error.message}", hint=error.hint) from error
     needed = sum(tensor.numel() * tensor.element_size() for tensor in module.parameters())
-    refuse_above(memory, needed, f"{field}.build.args: the network has")
+    hint = "check the widths, or raise --memory if the machine has it"
+    refuse_above(memory, needed, f"{field}.build.args: a network of", hint)
     return module
 
 

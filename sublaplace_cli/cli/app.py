@@ -17,15 +17,11 @@ from typing import Annotated, Any
 import typer
 
 from .. import __version__, signals
-from ..distributed.process_group import exit_if_distributed, report_error, worker_group
-from ..distributed.ranks import current_rank
 from ..errors import Reason, SublaplaceError
 from .advice import ADVICE, hint_of
 from .console import Console, print_result
-from .deliver import deliver
 from .options import COMMANDS
 from .settings import Settings, Text
-from .usage import on_device, parse_job
 
 app = typer.Typer(
     name="sublaplace",
@@ -108,6 +104,11 @@ for _name, _about in COMMANDS.items():
 
 def _execute(command: str, settings: Settings) -> None:
     """The error boundary: every failure becomes one message and an exit code."""
+    from ..distributed.process_group import exit_if_distributed, report_error, worker_group
+    from ..distributed.ranks import current_rank
+    from .deliver import deliver
+    from .usage import on_device, parse_job
+
     console = Console(settings.quiet, settings.verbose)
     try:
         info = current_rank()

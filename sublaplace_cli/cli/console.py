@@ -22,7 +22,8 @@ class _PlainProgress:
         self.reported = time.monotonic()
 
     def advance(self, amount: int) -> None:
-        signals.check()
+        if signals.received:
+            signals.check()
         self.done += amount
         if time.monotonic() - self.reported > PLAIN_INTERVAL:
             self.reported = time.monotonic()
@@ -47,7 +48,8 @@ class _BarProgress:
         self.task = self.bar.add_task(label, total=total)
 
     def advance(self, amount: int) -> None:
-        signals.check()
+        if signals.received:
+            signals.check()
         self.bar.advance(self.task, amount)
 
     def __enter__(self) -> Self:

@@ -63,17 +63,16 @@ def fit(problem: Problem, path: Sequence[Chosen]) -> list[Fitted]:
         for name, chosen in zip(names, path, strict=True)
     ]
 
-    def write(fitted: Fitted) -> Content | None:
-        name = names[ks.index(len(fitted.posterior.indices))]
-        return _content(problem, name, fitted)
-
     def read(artifact: Artifact) -> Fitted:
         return read_fitted(artifact, run.layout.size, run.passes.n_outputs, run.device, run.memory)
 
     # All of the path is fitted, even if one is missing: then no bit depends on what an earlier run left.
     omega, indices, ks = problem.omega, path[-1].indices, [chosen.k for chosen in path]
     stored = run.store.get_all(
-        keys, lambda missing: _rescaled(problem, fit_path(omega, indices, ks), missing), read, write
+        keys,
+        lambda missing: _rescaled(problem, fit_path(omega, indices, ks), missing),
+        read,
+        lambda fitted: _content(problem, names[ks.index(len(fitted.posterior.indices))], fitted),
     )
     return [fitted.value for fitted in stored]
 

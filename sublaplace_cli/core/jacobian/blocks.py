@@ -178,7 +178,10 @@ class DenseBlock(Block):
             else:
                 A, B = (self.flat[:, cut].double() / prior[cut]).to(dtype), right.flat[:, cut].to(dtype).T
                 for a, b in flat:
-                    _add_product(total[a:b], A[a:b], B)
+                    if dtype == FLOAT64:
+                        total[a:b].addmm_(A[a:b], B)
+                    else:
+                        total[a:b].add_(A[a:b] @ B)
 
     def norms(self, prior: Tensor) -> Tensor:
         parts = [(self.flat[:, cut].double().square() / prior[cut]).sum(1) for cut in self._panels()]
@@ -191,8 +194,9 @@ class DenseBlock(Block):
         return torch.stack([self.flat[:, cut].double() @ x[cut] for cut in self._panels()]).sum(0)
 
     def _panels(self) -> Iterator[slice]:
-        for left in range(0, self.width, COLUMN_PANEL):
-            yield slice(left, min(left + COLUMN_PANEL, self.width))
+        width = self.values.shape[2]
+        for left in range(0, width, COLUMN_PANEL):
+            yield slice(left, min(left + COLUMN_PANEL, width))
 
 
 def add_upper(total: Tensor, X: Tensor, strips: Strips | None = None) -> None:
@@ -200,14 +204,10 @@ def add_upper(total: Tensor, X: Tensor, strips: Strips | None = None) -> None:
     if strips is None:
         strips = [(a, min(a + GRAM_STRIP, len(X))) for a in range(0, len(X), GRAM_STRIP)]
     for a, b in strips:
-        _add_product(total[a:b, a:], X[a:b], X[a:].T)
-
-
-def _add_product(total: Tensor, A: Tensor, B: Tensor) -> None:
-    if A.dtype == total.dtype:
-        total.addmm_(A, B)
-    else:
-        total.add_(A @ B)
+        if X.dtype == total.dtype:
+            total[a:b, a:].addmm_(X[a:b], X[a:].T)
+        else:
+            total[a:b, a:].add_(X[a:b] @ X[a:].T)
 
 
 def narrow_strips(strips: Strips | None, n_rows: int, C: int) -> Strips:

@@ -74,7 +74,8 @@ class LinearBlock(Block):
     ) -> None:
         v_weight, v_bias = self._priors(prior)
         if not isinstance(other, LinearBlock) or v_weight is None or not self._factored_is_cheaper(other):
-            super().add_gram(other, prior, total, strips, dtype)
+            left = self.dense()
+            left.add_gram(left if other is self else other, prior, total, strips, dtype)
             return
         if self.inputs.shape[1] == other.inputs.shape[1] == self.deltas.shape[1] == 1:
             # (a·a′/v_W + 1/v_b)(δ·δ′) for one position and one output, in strips that stay in the CPU cache.

@@ -64,11 +64,12 @@ class Precision:
 
     def columns(self, S: Tensor) -> Tensor:
         """A′[:, S]ᵀ in the prior's metric as a whole (k, N·C)."""
-        A, done = torch.empty(0), 0
-        for chunk in self.column_chunks(S):
+        scale, A, done = self._scale(S), torch.empty(0), 0
+        for start, J_S in column_chunks(self.jacobian, S, self.memory):
+            chunk = weighted_columns(J_S, scale, self.own_root, start)
             if chunk.shape[1] == self.n_rows:
                 return chunk
-            if done == 0:
+            if start == 0:
                 A = chunk.new_empty(len(S), self.n_rows)
             A[:, done : done + chunk.shape[1]] = chunk
             done += chunk.shape[1]

@@ -129,7 +129,9 @@ class BlockPositions:
     @classmethod
     def of(cls, blocks: Sequence[Block], S: Tensor) -> Self:
         rising, order = S.sort()
-        starts = torch.tensor([*(block.start for block in blocks), blocks[-1].span.stop], device=S.device)
+        starts = torch.tensor(
+            [*(block.start for block in blocks), blocks[-1].start + blocks[-1].width], device=S.device
+        )
         cuts = torch.searchsorted(rising, starts).tolist()
         held = [i for i, (a, b) in enumerate(pairwise(cuts)) if a < b]
         in_order = bool((order[1:] > order[:-1]).all())

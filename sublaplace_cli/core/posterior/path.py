@@ -10,8 +10,8 @@ from ..linalg import column_squares, safe_cholesky, solve_lower, solve_lower_tra
 from ..omega.precision import Precision
 from ..omega.row_sums import column_chunks
 from .full import full_bytes
-from .subnet import Form, SubnetPosterior, natural_form, subnet_bytes
-from .subnet_dual import SubnetDual, dual_columns, fit_dual
+from .subnet import Form, SubnetPosterior, natural_form, require_room_for_subnet, subnet_bytes
+from .subnet_dual import SubnetDual, fit_dual
 from .subnet_primal import SubnetPrimal, fit_primal, primal_factor
 
 GAINS_PANEL = 1024  # parameters of a path whose gains are computed together
@@ -35,7 +35,9 @@ def fit_path(precision: Precision, S: Tensor, ks: Sequence[int]) -> list[SubnetP
         needed = subnet_bytes(large[-1], precision.n_rows, "dual") + len(large) * full_bytes(precision.n_rows)
         if needed > precision.memory:  # each holds a factor: no room for all of them at once
             return [posterior for k in ks for posterior in fit_path(precision, S, [k])]
-    A = dual_columns(precision, S[: large[-1]]) if large else None
+    if large:
+        require_room_for_subnet(precision, large[-1], "dual")
+    A = precision.columns(S[: large[-1]]) if large else None
     made: list[SubnetPosterior] = [*fit_primal(precision, S[: small[-1]], small, A)] if small else []
     made += fit_dual(precision, S[: large[-1]], large, A) if large else []
     by_size = {len(posterior.indices): posterior for posterior in made}

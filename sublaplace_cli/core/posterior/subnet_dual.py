@@ -53,16 +53,11 @@ class SubnetDual(SubnetPosterior):
         return own_shares(self.factor, precision.root.shape[1])
 
 
-def dual_columns(precision: Precision, S: Tensor) -> Tensor:
-    """A′ᵀ of these parameters (k, N·C), if there is room for it and the rest of a dual posterior."""
-    require_room_for_subnet(precision, len(S), "dual")
-    return precision.columns(S)
-
-
 def fit_dual(precision: Precision, S: Tensor, ks: Sequence[int], columns: Tensor | None = None) -> list[SubnetDual]:
     """Posteriors over the first k of S for each k: the Gram matrix grows by the new columns only."""
     rows, v = precision.n_rows, precision.prior[S]
-    A = dual_columns(precision, S) if columns is None else columns  # (k, N·C)
+    require_room_for_subnet(precision, len(S), "dual")
+    A = precision.columns(S) if columns is None else columns  # (k, N·C)
     K = torch.zeros(rows, rows, dtype=torch.float64, device=v.device)
     posteriors, done = [], 0
     for k in ks:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from ...errors import RunError, UserError
+from ...errors import RunError, SublaplaceError, UserError
 
 PART_SUFFIX = ".part"
 
@@ -42,11 +42,16 @@ def explain_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        message = f"could not write {path}: {error.strerror or error}"
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise UserError(message, hint="choose a folder that can be written to with --run-dir") from error
-        hint = "free some disk space, choose another disk with --run-dir, or store less with --max-artifact"
-        raise RunError(message, hint=f"{hint}; nothing incomplete was left under a final name") from error
+        raise write_error(path, error) from error
+
+
+def write_error(path: Path, error: OSError) -> SublaplaceError:
+    """The message for an OS error while writing `path`."""
+    message = f"could not write {path}: {error.strerror or error}"
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return UserError(message, hint="choose a folder that can be written to with --run-dir")
+    hint = "free some disk space, choose another disk with --run-dir, or store less with --max-artifact"
+    return RunError(message, hint=f"{hint}; nothing incomplete was left under a final name")
 
 
 def sync_folder(folder: Path) -> None:

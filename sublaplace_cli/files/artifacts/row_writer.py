@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .atomic import PART_SUFFIX, canonical_json, explain_write_errors, publish, sync_folder, write_text
-from .layout import TensorPlan, bytes_of, header_of, offsets_of
+from .atomic import PART_SUFFIX, canonical_json, explain_write_errors, publish, sync_folder, write_error, write_text
+from .layout import TensorPlan, bytes_of_all, header_of, offsets_of
 
 NO_DIGEST = "0" * 64
 
@@ -63,17 +63,19 @@ class RowWriter:
 
     def write(self, start: int, rows: Mapping[str, Tensor]) -> None:
         """Write the next rows of every tensor; a piece ends only where a write ends."""
-        contents = {name: bytes_of(tensor) for name, tensor in rows.items()}
-        with explain_write_errors(self.path):
-            for name, content in contents.items():
-                plan = self.plans[name]
+        contents = bytes_of_all(rows)
+        for name, content in contents.items():
+            plan = self.plans[name]
+            try:
                 self.file.seek(self.offsets[name] + start * plan.row_bytes)
                 self.file.write(content)
-                self.running[name].update(content)
-                end = start + rows[name].shape[0]
-                if end % plan.rows_per_piece == 0 or end == plan.shape[0]:
-                    self.digests[name][start // plan.rows_per_piece] = self.running[name].hexdigest()
-                    self.running[name] = hashlib.sha256()
+            except OSError as error:
+                raise write_error(self.path, error) from error
+            self.running[name].update(content)
+            end = start + rows[name].shape[0]
+            if end % plan.rows_per_piece == 0 or end == plan.shape[0]:
+                self.digests[name][start // plan.rows_per_piece] = self.running[name].hexdigest()
+                self.running[name] = hashlib.sha256()
 
     def checkpoint(self, rows_done: int) -> None:
         """Make the rows so far durable, so that a resumed run need not recompute them."""

@@ -1,4 +1,4 @@
-"""What one command works in, and its steps with their stored results.
+"""The environment of one command, and its steps with their stored results.
 
 job          what was asked for             run          project, network, rows, device, store: open and checked
 project      the spec and its files         store        the only place that decides between reuse and make

@@ -14,19 +14,19 @@ from ..files.spec.models import PosteriorSpec
 from .project import prior_vector
 from .run import Run
 
-MARGLIK = "marglik"  # in place of a number: by marginal likelihood
+MARGLIK = "marglik"  # instead of a number: chosen by marginal likelihood
 NOISE_FLOOR = 1e-3
 EVERYTHING = "*"
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """What the posterior depends on besides the network and the rows."""
+    """Settings that the posterior depends on besides the network and the rows."""
 
     prior_precision: Any  # a number, or {glob: number}
     prior: Tensor  # v (p,)
     likelihood: Likelihood  # with its noise variance
-    tuned: Mapping[str, Any] | None = None  # how they were tuned, where they were
+    tuned: Mapping[str, Any] | None = None  # how they were tuned, if they were
 
     @property
     def noise_variance(self) -> float | None:
@@ -35,7 +35,7 @@ class Hyperparameters:
 
 @dataclass(frozen=True)
 class OpenHyperparameters:
-    """What the spec leaves to the data: which of the prior precisions (by glob), and the noise variance."""
+    """Hyperparameters that the data determine: some prior precisions (by glob), and the noise variance."""
 
     globs: tuple[str, ...]
     numbers: tuple[float, ...]  # 1 where open
@@ -61,7 +61,7 @@ class OpenHyperparameters:
         return not any(self.open) and not self.noise_is_open
 
     def prior_precision(self, numbers: tuple[float, ...]) -> Any:
-        """In the form of the spec: one number, or by glob."""
+        """The prior precision as the spec writes it: one number, or by glob."""
         return dict(zip(self.globs, numbers, strict=True)) if self.is_mapping else numbers[0]
 
 
@@ -78,7 +78,7 @@ def noise_is_from_train(posterior: PosteriorSpec) -> bool:
 
 
 def with_noise(run: Run, train_outputs: Tensor | None) -> Likelihood:
-    """The likelihood with σ₀²: a number of the spec, or the residual mean square of the training or the test rows."""
+    """The likelihood with σ₀²: a number from the spec, or the residual mean square of the training or test rows."""
     likelihood, asked = run.unit_likelihood, run.project.spec.posterior.noise_variance
     if likelihood.noise_variance is None:
         return likelihood

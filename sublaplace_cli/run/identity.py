@@ -32,7 +32,7 @@ def identity_of(job: Job, project: Project, files: InputFiles, device: torch.dev
     """The identity of a run as plain data; equal identities give equal numbers."""
     spec = project.spec
     described = spec.model_dump(mode="json", by_alias=True)
-    described.pop("gate")  # it judges numbers and changes none
+    described.pop("gate")  # it checks numbers and changes none
     if described["model"].get("weights"):
         described["model"]["weights"].pop("path", None)  # its content counts, not its name
     prior = spec.posterior.prior_precision
@@ -86,7 +86,7 @@ def provenance_of(identity: dict[str, Any], rescale: str, job: Job) -> dict[str,
 
 
 def _without_paths(data: Any) -> Any:
-    """The content of a part of the spec, wherever the files are."""
+    """A part of the spec without the paths of its files."""
     if isinstance(data, dict):
         return {key: _without_paths(value) for key, value in data.items() if key not in ("path", "predictions")}
     return [_without_paths(value) for value in data] if isinstance(data, list) else data

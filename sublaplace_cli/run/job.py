@@ -1,4 +1,4 @@
-"""What was asked for, parsed and checked once: nothing below reads an option's text again."""
+"""The options of one command, parsed and checked once: no later code parses an option's text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RescaleKind = Literal["none", "scale", "hybrid"]
 
 @dataclass(frozen=True)
 class MethodCall:
-    """A method by the name that the user gave it."""
+    """A method under the name that the user typed."""
 
     name: str
     method: Method
@@ -33,13 +33,13 @@ class MethodCall:
         return self.method is METHODS[FULL]
 
     def is_nested(self, pool: str) -> bool:
-        """Whether the choice for a small k is a prefix of that for a larger one; not where the pool grows with k."""
+        """Whether the choice for a small k is a prefix of that for a larger one; false if the pool grows with k."""
         return self.method.nested and not (self.method.pooled and pool in ("2k", "paper"))
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A method with its k; None where the method takes none, k is the default, or `retain` decides."""
+    """A method with its k; k is None if the method takes none, for the default, or if `retain` decides."""
 
     call: MethodCall
     k: int | None
@@ -82,7 +82,7 @@ class ComputeOptions:
 
 @dataclass(frozen=True)
 class SelectionOptions:
-    """What changes the choice of parameters besides method and k."""
+    """Options besides method and k that affect the choice of parameters."""
 
     pool: str = "all"
     score: Literal["weighted", "unweighted"] = "weighted"
@@ -138,7 +138,7 @@ class OutputOptions:
 
 @dataclass(frozen=True)
 class GateOptions:
-    """Limits that are typed on the command line."""
+    """Limits from the command line."""
 
     limits: tuple[Limit, ...] = ()
     baseline: Path | None = None
@@ -147,15 +147,15 @@ class GateOptions:
 
 @dataclass(frozen=True)
 class Mode:
-    """Whether stored parts are reused, and whether anything is done at all."""
+    """Whether stored parts are reused, and whether anything is computed."""
 
     force: bool = False  # recompute everything, overwrite output files
-    dry_run: bool = False  # only say what would be done
+    dry_run: bool = False  # only report what would be done
 
 
 @dataclass(frozen=True)
 class Job:
-    """One command with everything that was asked for."""
+    """One command with all its options."""
 
     command: Literal["jacobians", "select", "fit", "evaluate"]
     choices: tuple[Choice, ...] = ()
@@ -178,11 +178,11 @@ class Job:
 
     @property
     def needs_gradients(self) -> bool:
-        """Whether plain forward passes are not enough."""
+        """Whether some method needs gradients, not only forward passes."""
         return self.compares_with_full or any(choice.call.method.needs_gradients for choice in self.choices)
 
     def split_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Splits that the command needs, and those that it uses where the spec has them."""
+        """Splits that the command requires, and those that it uses if the spec has them."""
         if self.posterior.posterior is not None:
             return ("test",), ()
         only_rows = self.command == "jacobians" and not self.rows.scores_only

@@ -1,4 +1,4 @@
-"""The posteriors of sub-networks, stored and reused, with the rescaling that was asked for."""
+"""Posteriors of sub-networks with their rescaling, stored and reused."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Fitted:
 
 
 def paths(selections: Sequence[Chosen]) -> list[list[Chosen]]:
-    """Selections grouped by which is a prefix of which, each group from short to long."""
+    """Selections grouped into chains of prefixes, each chain from short to long."""
     found: list[list[Chosen]] = []
     for chosen in sorted(selections, key=lambda chosen: chosen.k):
         home = next((path for path in found if _extends(chosen, path[-1])), None)
@@ -50,12 +50,12 @@ def _extends(long: Chosen, short: Chosen) -> bool:
 
 
 def variant(name: str, rescale: RescaleKind) -> str:
-    """The name of an artifact that depends on the rescaling: one per kind, so that none replaces another."""
+    """The name of an artifact that depends on the rescaling: one per kind, so none overwrites another."""
     return name if rescale == "none" else f"{name}-{rescale}"
 
 
 def fit(problem: Problem, path: Sequence[Chosen]) -> list[Fitted]:
-    """Posteriors over selections each of which is a prefix of the next one."""
+    """Posteriors over selections, each a prefix of the next one."""
     run = problem.run
     names = [variant(file_stem("posterior", chosen.method, chosen.k), run.rescale) for chosen in path]
     keys = [
@@ -66,7 +66,7 @@ def fit(problem: Problem, path: Sequence[Chosen]) -> list[Fitted]:
     def read(artifact: Artifact) -> Fitted:
         return read_fitted(artifact, run.layout.size, run.passes.n_outputs, run.device, run.memory)
 
-    # All of the path is fitted, even if one is missing: then no bit depends on what an earlier run left.
+    # Fit the whole path even if only one is missing: then no bit depends on which artifacts already exist.
     omega, indices, ks = problem.omega, path[-1].indices, [chosen.k for chosen in path]
     stored = run.store.get_all(
         keys,
@@ -82,7 +82,7 @@ def _rescaled(problem: Problem, posteriors: Sequence[SubnetPosterior], missing: 
 
 
 def _rescale(problem: Problem, posterior: SubnetPosterior) -> Rescale:
-    """c and b of a sub-network's posterior, as the run asks for."""
+    """c and b of a sub-network's posterior, by the run's rescaling."""
     if problem.run.rescale == "none":
         return Rescale()
     full, norms = problem.full_left_out, problem.train_norms
@@ -103,7 +103,7 @@ def _content(problem: Problem, name: str, fitted: Fitted) -> Content | None:
 
 
 def _scales(split: Split) -> tuple[dict[str, list[int]], dict[str, Tensor]]:
-    """Mean and std that the rows were standardised with, so that new rows can be as well."""
+    """Mean and std that the rows were standardised with, needed to standardise new rows."""
     known = {"input": split.preparation.scale, "target": split.target_scale}
     shapes: dict[str, list[int]] = {}
     tensors: dict[str, Tensor] = {}

@@ -22,7 +22,7 @@ from .store import Content, Key
 def predict(
     problem: Problem, path: Sequence[Chosen], fit: Callable[[], Sequence[Fitted]], known: Comparison
 ) -> list[Prediction]:
-    """Predictions of sub-networks each of which is a prefix of the next one; `fit` gives their posteriors."""
+    """Predictions of sub-networks, each a prefix of the next one; `fit` returns their posteriors."""
     run = problem.run
     keys = [prediction_key(run, chosen.method, chosen.k, chosen) for chosen in path]
 
@@ -42,7 +42,7 @@ def predict(
 
 
 def prediction_key(run: Run, method: str, k: int, chosen: Chosen | None = None, step: str = "predict") -> Key:
-    """The artifact of a method's predictions; `chosen` is the sub-network that they rest on."""
+    """The artifact key of a method's predictions; `chosen` is the sub-network that they use."""
     name = file_stem("predictions", method, k)
     inputs = {} if chosen is None else {"indices": chosen.digest}
     name = name if chosen is None else variant(name, run.rescale)
@@ -50,7 +50,7 @@ def prediction_key(run: Run, method: str, k: int, chosen: Chosen | None = None, 
 
 
 def read_prediction(run: Run, artifact: Artifact, mean: Tensor, indices: Tensor | None = None) -> Prediction | None:
-    """A stored prediction; None where the comparison with the full posterior is missing in it."""
+    """A stored prediction; None if it lacks the comparison with the full posterior."""
     meta = artifact.meta
     if run.job.compares_with_full and "std_full" not in meta["tensors"]:
         return None
@@ -71,7 +71,7 @@ def content_of(prediction: Prediction, known: Comparison) -> Content:
 
 
 def _made(problem: Problem, path: Sequence[Chosen], fitted: Sequence[Fitted], missing: list[int]) -> list[Prediction]:
-    """The missing ones of a path; all are computed together, so that no bit depends on what an earlier run left."""
+    """The missing predictions of a path; all are computed together, so no bit depends on which artifacts exist."""
     run, test = problem.run, problem.rows.test.jacobian
     variances = path_variances([each.posterior for each in fitted], test, run.memory)
     predictions = []

@@ -1,4 +1,4 @@
-"""What every method starts from: the rows of a run, Ω of the training rows, and what follows from them.
+"""The input of every method: the rows of a run, Ω of the training rows, and quantities derived from them.
 
 The rows of a split are opened, and the scores and the full posterior computed, when they are first needed: a stored
 result may make them unnecessary.
@@ -87,7 +87,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Problem:
-    """Ω of the training rows, with everything that several methods need of it."""
+    """Ω of the training rows, with the derived quantities that several methods need."""
 
     run: Run
     rows: Rows
@@ -102,7 +102,7 @@ class Problem:
 
     @cached_property
     def scores(self) -> Stored[Scores]:
-        """Stored as the score and diag(Ω)."""
+        """The scores, stored as the score and diag(Ω)."""
         run, prior = self.run, self.hyperparameters.prior
         facts = {"score": run.job.selection.score, "reference": run.splits.origins[run.job.selection.reference]}
 
@@ -121,7 +121,7 @@ class Problem:
         """The score that methods rank by, and diag(Ω) − V; nothing is stored."""
         run, rows = self.run, self.rows
         data_diagonal = self._squares(rows.train, weighted=True)
-        if run.job.selection.score == "unweighted":  # Algorithm 1 to the letter: a mean, without the output Hessian
+        if run.job.selection.score == "unweighted":  # exactly Algorithm 1: a mean, without the output Hessian
             reference = rows.reference
             mean = self._squares(reference, weighted=False) / len(reference.jacobian.outputs)
             return Scores(mean, data_diagonal)
@@ -179,12 +179,12 @@ class Problem:
 
     @property
     def other_reference(self) -> Jacobian | None:
-        """The reference rows, where they are not the training rows."""
+        """The reference rows, if they are not the training rows."""
         is_train = self.run.splits.origins[self.run.job.selection.reference] == "train"
         return None if is_train else self.rows.reference.jacobian
 
     def with_tuning(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The values of an answer, with how the hyperparameters were tuned where they were."""
+        """The values of a result, with details of the tuning if there was any."""
         tuned = self.hyperparameters.tuned
         return values if tuned is None else {**values, "tuned": tuned}
 
@@ -209,14 +209,14 @@ def _as_stored(scores: Scores, prior: Tensor) -> Scores:
 
 
 def posterior_facts(settled: Hyperparameters) -> dict[str, object]:
-    """Hyperparameters in the metadata of a posterior."""
+    """Hyperparameters for the metadata of a posterior."""
     prior = settled.prior_precision
     ordered = list(prior.items()) if isinstance(prior, dict) else prior  # in order: the first match counts
     return {"noise_variance": settled.noise_variance, "prior_precision": ordered}
 
 
 def warn_if_ill_conditioned(reporter: Reporter, name: str, condition: float) -> None:
-    """Warn where digits are being lost."""
+    """Warn if digits are being lost."""
     if condition > WARN_CONDITION:
         reporter.warn(
             f"{name}: the largest eigenvalue of the data term is {condition:.2g} times the prior precision; digits "

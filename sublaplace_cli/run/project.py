@@ -1,4 +1,4 @@
-"""The spec of a command, with the rules for the files and the code that it names."""
+"""The spec of a command, with access rules for its files and code."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from .job import ProjectOptions, RescaleKind
 
 @dataclass(frozen=True)
 class Project:
-    """A loaded spec; paths in it may leave its folder, and code may run, only where the user permits it."""
+    """A loaded spec; its paths may leave its folder, and its code may run, only if the user permits it."""
 
     loaded: LoadedSpec
     options: ProjectOptions
@@ -43,12 +43,12 @@ class Project:
         return load_network(part, source, field=field, weights_path=weights_path)
 
     def load_model(self) -> Network:
-        """The network itself, with the checkpoint of the command line where there is one."""
+        """The network of the spec, with the checkpoint of the command line if there is one."""
         checkpoints = self.options.checkpoints
         return self.load_network(self.spec.model, "model", Path(checkpoints[0]) if checkpoints else None)
 
     def rescale(self, asked: RescaleKind | None) -> RescaleKind:
-        """The option, else what the spec says."""
+        """The option if set, otherwise the value of the spec."""
         return asked or self.spec.posterior.rescale
 
     def ensemble_files(self) -> list[Path]:

@@ -1,4 +1,4 @@
-"""An open run: project, network, rows, device and store of one command, checked before any long computing."""
+"""An open run: project, network, rows, device and store of one command, checked before any long computation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from .store import Store
 
 @dataclass(frozen=True)
 class NetworkFacts:
-    """What is known of the network before it is differentiated."""
+    """Facts about the network that need no derivatives."""
 
     layout: Layout
     last_linear: tuple[str, ...]  # parameters of the last nn.Linear that runs
@@ -50,7 +50,7 @@ class Splits:
     """The rows that a command reads."""
 
     by_name: Mapping[str, Split]  # as the command names them
-    origins: Mapping[str, str]  # of each name the split that holds its rows: `reference` is often `train`
+    origins: Mapping[str, str]  # the split that holds the rows of each name: `reference` is often `train`
     by_origin: Mapping[str, Split]
 
 
@@ -64,7 +64,7 @@ class Run:
     splits: Splits
     passes: Passes
     device: torch.device
-    memory: int  # bytes that the computation may take
+    memory: int  # memory budget of the computation in bytes
     workers: WorkerGroup
     store: Store
     reporter: Reporter
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """What was asked for, with every k that is known before the work."""
+        """The requested choices, with every k that is already known."""
         return tuple(choice.for_network(self.layout.size) for choice in self.job.choices)
 
     @property
@@ -109,13 +109,13 @@ class Run:
         )
 
     def row_storage(self, name: str) -> RowStorage:
-        """How the rows of a split are kept."""
+        """How the rows of a split are stored."""
         source, written = self.row_source(name), not self.job.rows.scores_only
         return RowStorage(source, self.memory, written and source.compact_bytes() <= self.store.limit, written)
 
     @cached_property
     def serving(self) -> dict[str, Any]:
-        """What a posterior's metadata need so that it can predict without spec and data files."""
+        """Metadata with which a posterior can predict without spec and data files."""
         raw = self.split("train").raw
         arrays = raw.values() if isinstance(raw, dict) else raw if isinstance(raw, tuple) else (raw,)
         return {
@@ -142,13 +142,13 @@ class Run:
 def open_run(
     job: Job, spec: LoadedSpec, reporter: Reporter, workers: WorkerGroup, scales: Scales | None = None
 ) -> Iterator[Run]:
-    """Read and check everything that can be known before computing.
+    """Read and check everything before the computation.
 
     With `scales` the training rows are not read. All workers open it at the same time.
     """
     device = devices.choose(job.compute.device)
     memory = min(workers.exchange(_memory(job, device, workers)))
-    host = device if device.type == "cpu" else torch.device("cpu")  # files are read there, whatever the device
+    host = device if device.type == "cpu" else torch.device("cpu")  # files are always read there
     project = Project(spec, job.project, _memory(job, host, workers))
     require_extra(project.spec.data.format)
     run = _checked_run(job, project, device, memory, workers, reporter, scales)
@@ -183,7 +183,7 @@ def _checked_run(
     prior_vector(project.spec.posterior.prior_precision, layout, project.loaded.path)  # refuses a wrong glob early
     names = _split_names(job, project, scales)
     splits = load_splits(project.spec, names, project.resolve, project.memory, scales)
-    first = next(iter(splits.values()))  # the training rows, where they are read
+    first = next(iter(splits.values()))  # the training rows, if they are read
     reader = InputReader.for_model(model, first, device)
     sample = reader.evenly_spaced(first, SAMPLE_ROWS)
     capture = prepare_capture(model, layout, sample, memory)

@@ -38,7 +38,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Path:
-    """A selection in order, and which share of the full network's ipv each of its prefixes retains."""
+    """An ordered selection, and the share of the full network's ipv that each of its prefixes retains."""
 
     selection: Selection
     retained: Tensor
@@ -79,14 +79,14 @@ class _Selector:
         return self.problem.run.job.selection.pool
 
     def not_reused(self, k: int | None) -> Chosen:
-        """A selection that is always made again."""
+        """A selection that is always recomputed."""
         store = self.problem.run.store
         with store.timed("select"):
             selection = self.run(k)
         return self._chosen(store.put(self._key(len(selection.indices)), selection, self._write))
 
     def reused(self, ks: list[int]) -> list[Chosen]:
-        """Selections of several k, those that are missing in one run where smaller ones are prefixes."""
+        """Selections of several k; the missing ones are computed in one run if smaller ones are prefixes."""
         if len(ks) > 1 and not self.call.is_nested(self.pool):
             return [self.reused([k])[0] for k in ks]
 
@@ -185,7 +185,7 @@ class _Selector:
 
     @cached_property
     def _asked(self) -> SelectionProblem:
-        """All that a method may read."""
+        """The inputs that a method may read."""
         run = self.problem.run
         return SelectionProblem(
             precision=self.problem.omega,

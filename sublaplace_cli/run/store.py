@@ -24,7 +24,7 @@ Content = tuple[Mapping[str, Tensor], Mapping[str, Any]]  # tensors and metadata
 
 @dataclass(frozen=True)
 class Stored(Generic[Value]):
-    """A value with the digest of its artifact; None where it was too large to be stored."""
+    """A value with the digest of its artifact; the digest is None if it was too large to be stored."""
 
     value: Value
     digest: str | None
@@ -32,13 +32,13 @@ class Stored(Generic[Value]):
 
 @dataclass(frozen=True)
 class Key:
-    """What an artifact is found by: `inputs` are digests of what it was made from, `facts` must match as well."""
+    """The key of an artifact: `inputs` are digests of its inputs, `facts` must match as well."""
 
     kind: str
     name: str
     inputs: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
-    step: str | None = None  # that the time of making it counts for
+    step: str | None = None  # to which the time of making it is added
 
 
 class Store:
@@ -50,9 +50,9 @@ class Store:
         self.metadata = {**metadata, "fingerprint": self.fingerprint}
         self.force, self.max_bytes, self.device = False, 2**62, torch.device("cpu")
         self.seconds: dict[str, float] = {}
-        self.artifacts: dict[str, str] = {}  # paths of what this command made or reused
+        self.artifacts: dict[str, str] = {}  # paths of the artifacts that this command made or reused
         self._folder: RunFolder | None = None
-        self._inner_seconds = 0.0  # of timed blocks inside the present one
+        self._inner_seconds = 0.0  # of timed blocks inside the current one
 
     def get(
         self,
@@ -61,7 +61,7 @@ class Store:
         read: Callable[[Artifact], Value | None],
         write: Callable[[Value], Content | None],
     ) -> Stored[Value]:
-        """The value of an artifact: read where it is usable, else made and written.
+        """The value of an artifact: read if usable, otherwise made and written.
 
         `read` returns None for an artifact that cannot be used here, `write` None for a value that is not to be stored.
         """
@@ -79,7 +79,7 @@ class Store:
         read: Callable[[Artifact], Value | None],
         write: Callable[[Value], Content | None],
     ) -> list[Stored[Value]]:
-        """The same for several values; `make` gets the positions of those that are missing, and makes them together."""
+        """The same for several values; `make` gets the positions of the missing ones and makes them together."""
         found = [self._find(key, read) for key in keys]
         missing = [i for i, stored in enumerate(found) if stored is None]
         if missing:
@@ -101,7 +101,7 @@ class Store:
         return Stored(value, artifact.digest)
 
     def put(self, key: Key, value: Value, write: Callable[[Value], Content | None]) -> Stored[Value]:
-        """Store a value that is always made anew."""
+        """Store a value that is always recomputed."""
         content = write(value)
         if content is None:
             return Stored(value, None)
@@ -112,11 +112,11 @@ class Store:
         return Stored(value, digest)
 
     def row_writer(self, key: Key, plans: Mapping[str, TensorPlan], **more: Any) -> RowWriter:
-        """A writer for rows that arrive a few at a time; it resumes where an earlier run was cut off."""
+        """A writer for rows that arrive in chunks; it resumes where an interrupted run stopped."""
         return RowWriter(self.folder.file(key.name), key.kind, self.describe(key, more), plans)
 
     def open(self, key: Key) -> Artifact:
-        """An artifact that is known to be there."""
+        """An artifact that is known to exist."""
         artifact = self.folder.find(key.name, key.kind, **key.facts)
         assert artifact is not None, "it was written before"
         self.artifacts[key.name] = str(artifact.path)
@@ -127,7 +127,7 @@ class Store:
         return {**self.metadata, "inputs": dict(key.inputs), **key.facts, **more}
 
     def fits(self, name: str, tensors: Mapping[str, Tensor]) -> bool:
-        """Whether tensors are small enough to be stored; says so where they are not."""
+        """Whether tensors are small enough to be stored; adds a note if not."""
         if sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) <= self.limit:
             return True
         self.reporter.note(f"{name} is larger than --max-artifact or the free disk space allows: not stored")
@@ -140,7 +140,7 @@ class Store:
         return min(self.max_bytes, int(shutil.disk_usage(folder).free * 0.9))
 
     def open_folder(self) -> None:
-        """Create and lock the run folder; a dry run does without."""
+        """Create and lock the run folder, except in a dry run."""
         self._folder = RunFolder.open(self.path, self.identity, force=self.force, on_wait=self.reporter.note)
 
     @property

@@ -42,7 +42,7 @@ def tune(run: Run, rows: Rows, open_parts: OpenHyperparameters) -> Hyperparamete
 
 
 def _subnet(problem: Problem) -> Tensor | None:
-    """The one sub-network that the numbers are for; None for the full posterior."""
+    """The one sub-network to tune for; None for the full posterior."""
     subnets = [choice for choice in problem.run.choices if choice.call.selects]
     if problem.run.job.posterior.full != "none" or len(subnets) != 1:
         return None
@@ -67,10 +67,10 @@ class _Tuner:
     rows: Rows
     open_parts: OpenHyperparameters
     start: Hyperparameters
-    S: Tensor | None  # the sub-network that the numbers are for; None: the full posterior
+    S: Tensor | None  # the sub-network to tune for; None: the full posterior
 
     def best(self) -> Optimum:
-        """Where the criterion is best."""
+        """The optimum of the criterion."""
         if self.open_parts.by_nll:
             return self._by_nll()
         parts, sigma2 = self.open_parts, self.start.noise_variance or 1.0
@@ -85,7 +85,7 @@ class _Tuner:
         return Hyperparameters(prior_precision, prior, likelihood, self._report(best, prior_precision))
 
     def _report(self, best: Optimum, prior_precision: Any) -> dict[str, Any]:
-        """Say what was found; returns the part of the result about it."""
+        """Report the optimum; returns its part of the result."""
         by_nll, start = self.open_parts.by_nll, self.start
         criterion, what = ("nll", "nll on the validation rows") if by_nll else ("log_evidence", "marginal likelihood")
         bounds = [nll.LEAST_ALPHA, nll.MOST_ALPHA] if by_nll else [marglik.LEAST, marglik.MOST]
@@ -110,7 +110,7 @@ class _Tuner:
         }
 
     def _inside(self) -> Tensor:
-        """Which parameters the numbers are for (p,)."""
+        """Mask of the parameters to tune for (p,)."""
         inside = torch.full((self.run.layout.size,), self.S is None, dtype=torch.bool, device=self.run.device)
         if self.S is not None:
             inside[self.S] = True
@@ -134,7 +134,7 @@ class _Tuner:
         return Evidence(kernels, squares, n_terms, *likelihood.fit_terms(train.outputs, targets))
 
     def _group_of(self) -> Tensor:
-        """For each parameter the number of its group: that of the first glob that matches its name."""
+        """The group number of each parameter: that of the first glob that matches its name."""
         run, globs = self.run, self.open_parts.globs
         groups = torch.zeros(run.layout.size, dtype=torch.int64, device=run.device)
         for parameter in run.layout.parameters:

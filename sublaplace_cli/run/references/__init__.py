@@ -18,4 +18,4 @@ class ReferenceInputs:
     name: str  # of the method
     problem: Problem
     f: Tensor  # outputs of the network at the test rows (M, C)
-    full: Prediction | None  # of the full posterior, where it was asked for
+    full: Prediction | None  # of the full posterior, if it was requested

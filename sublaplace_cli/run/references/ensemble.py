@@ -13,7 +13,7 @@ ENSEMBLE_FIELD = "ensemble.checkpoints"
 
 
 def check(run: Run) -> None:
-    """The spec must name the networks, and each must load: a wrong one must not cost a run."""
+    """The spec must name the networks, and each must load: a wrong one must fail before the long work."""
     if run.project.spec.ensemble is None:
         raise UserError(
             "--method ensemble: the spec names no ensemble",

@@ -19,7 +19,7 @@ def predict(inputs: ReferenceInputs) -> Prediction:
 
 
 def full_prediction(problem: Problem, known: Comparison) -> Prediction:
-    """The full posterior at the test rows; stored as soon as it is there, because it is often the longest work."""
+    """The full posterior at the test rows; stored at once, because it often takes the longest."""
     run, f = problem.run, problem.rows.test.jacobian.outputs
 
     def write(made: Prediction) -> Content:

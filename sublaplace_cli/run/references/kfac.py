@@ -21,7 +21,7 @@ ROWS_PER_BATCH = 128
 
 
 def check(run: Run) -> None:
-    """What can be known before computing: the package, a network of modules, one input."""
+    """Requirements: the package, a network of modules, one input."""
     if find_spec("curvlinops") is None:
         raise UserError(
             "--method kfac needs a package that is not installed (curvlinops-for-pytorch)",

@@ -17,7 +17,7 @@ Piece = tuple[int, int, int]  # number of the block, first and last row
 
 @dataclass(frozen=True)
 class BlockReader:
-    """Reads blocks; where a device computes with them, the next ones are read and checked meanwhile."""
+    """Reads blocks; while a GPU computes, the next blocks are prefetched and checked."""
 
     artifact: Artifact
     device: torch.device
@@ -33,7 +33,7 @@ class BlockReader:
         return self.templates[number].with_tensors(moved)
 
     def prefetch(self, number: int, start: int, stop: int) -> None:
-        """Start to read a block that is needed next. On the CPU that would only compete with the computation."""
+        """Start to read the next block. Not on the CPU, where it would compete with the computation."""
         if self.device.type != "cpu" and (number, start, stop) not in self.prefetched:
             self.prefetched[number, start, stop] = self._thread.submit(self._on_host, number, start, stop)
 

@@ -15,7 +15,7 @@ class Passes:
 
     def __init__(self, model: nn.Module, reader: InputReader, capture: Capture, reporter: Reporter) -> None:
         self.model, self.reader, self.capture, self.reporter = model, reader, capture, reporter
-        self.most_rows = 2**62  # of one pass; halved whenever memory runs out
+        self.most_rows = 2**62  # per pass; halved whenever memory runs out
 
     @property
     def n_outputs(self) -> int:

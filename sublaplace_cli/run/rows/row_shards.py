@@ -37,7 +37,7 @@ from ...reporter import Reporter
 from .block_reader import BlockReader
 from .passes import Passes
 
-CHECKPOINT_SECONDS = 5.0  # how much work a kill may cost
+CHECKPOINT_SECONDS = 5.0  # longest work that a kill may lose
 EXPANDED, COMPACT = "expanded", "compact"  # forms in which blocks are held in memory
 FORMS: dict[str, Callable[[Block], Block]] = {EXPANDED: lambda block: block.expanded(), COMPACT: lambda block: block}
 
@@ -52,7 +52,7 @@ class SquareSums:
 
 @dataclass(frozen=True)
 class SplitRows:
-    """The Jacobian of a split; with its square sums where the rows are computed again whenever they are read."""
+    """The Jacobian of a split; with its square sums if the rows are recomputed on every read."""
 
     name: str
     jacobian: Jacobian
@@ -82,7 +82,7 @@ class RowSource:
 
     @property
     def own_rows(self) -> list[int] | None:
-        """The rows that this worker holds; None where it holds all."""
+        """The rows that this worker holds; None if it holds all."""
         if self.workers.size == 1:
             return None
         owners = owners_of(len(self.split), self.rows_per_pass, self.workers.size)
@@ -90,7 +90,7 @@ class RowSource:
 
     @cached_property
     def tensor_names(self) -> dict[int, dict[str, str]]:
-        """By start of a block: names of its tensors in the artifact, from its first parameter and their role."""
+        """By start of a block: names of its tensors in the artifact, built from its first parameter and their role."""
         first = {parameter.offset: parameter.name for parameter in self.layout.parameters}
         return {
             block.start: {role: f"J/{first[block.start]}/{role}" for role in block.tensors()}
@@ -114,7 +114,7 @@ class RowSource:
 def make_rows(
     source: RowSource, store: bool, form: str | None, done: int, add_up: bool, writer: RowWriter | None = None
 ) -> SplitRows:
-    """The passes from row `done` on, each by one worker; the leader receives what it writes."""
+    """The passes from row `done` on, each by one worker; the leader receives and writes them."""
     n_rows, mine = len(source.split), source.own_rows
     held = BlockBuffer(n_rows if mine is None else len(mine))
     f = torch.zeros(n_rows, source.passes.n_outputs, dtype=torch.float64, device=source.device)
@@ -184,7 +184,7 @@ def _turns(n_rows: int, step: int, done: int, size: int) -> Iterator[dict[int, t
 
 
 def _received(source: RowSource, captured: Captured | None, worker: int, n_rows: int, store: bool) -> Captured | None:
-    """A worker's pass on the leader: its outputs and, where they are stored, its blocks; None on the others."""
+    """A worker's pass on the leader: its outputs and, if they are stored, its blocks; None on the others."""
     rank = source.workers.rank
     if worker == LEADER or rank not in (worker, LEADER):
         return captured if rank == worker == LEADER else None
@@ -216,7 +216,7 @@ def _row_tensors(source: RowSource, captured: Captured, start: int, store: bool)
 
 
 def read_rows(source: RowSource, f: Tensor, path: str, digest: str | None, form: str | None) -> SplitRows:
-    """Rows from an artifact, on each worker its own; a worker that does not see the file computes its rows again."""
+    """Rows from an artifact; each worker reads its share, or recomputes it if it cannot see the file."""
     artifact = None
     if digest is not None:
         try:
@@ -233,7 +233,7 @@ def read_rows(source: RowSource, f: Tensor, path: str, digest: str | None, form:
 
 
 def _with_own_rows(source: RowSource, f: Tensor, artifact: Artifact | None, form: str | None) -> Jacobian:
-    """The rows of this worker, read from an artifact or computed again."""
+    """The rows of this worker, read from an artifact or recomputed."""
     step, templates = source.rows_per_pass, source.templates
     everything: Jacobian
     if artifact is None:
@@ -255,7 +255,7 @@ def _blocks(source: RowSource, start: int, stop: int) -> list[Block]:
 
 
 def _sharded(source: RowSource, f: Tensor, own: Jacobian, form: str | None) -> Jacobian:
-    """The Jacobian of all workers, of which this one has its own rows."""
+    """The Jacobian of all workers; this one holds only its share of the rows."""
     if source.workers.size == 1:
         return own
     step, templates = source.rows_per_pass, source.templates

@@ -1,4 +1,4 @@
-"""Where the Jacobian rows of a split live: held in memory, stored in an artifact, or computed again."""
+"""Where the Jacobian rows of a split are: held in memory, stored in an artifact, or recomputed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,16 +22,16 @@ HELD_SHARE = 4  # a Jacobian within this share of the memory is held in it
 
 @dataclass(frozen=True)
 class RowStorage:
-    """How the rows of one split are kept."""
+    """How the rows of one split are stored."""
 
     source: RowSource
     memory: int
-    stored: bool  # whether an artifact holds the rows; otherwise later steps compute them again
+    stored: bool  # whether an artifact holds the rows; otherwise later steps recompute them
     written: bool = True  # whether there is an artifact at all (with outputs and row numbers)
 
     @property
     def form(self) -> str | None:
-        """The form in which blocks are held in memory; None where a worker has no room for its share."""
+        """The form in which blocks are held in memory; None if a worker has no room for its share."""
         room = self.memory * self.source.workers.size // HELD_SHARE
         if self.source.expanded_bytes() <= room:
             return EXPANDED if self.source.expands else COMPACT
@@ -44,7 +44,7 @@ class RowStorage:
 
 
 def open_rows(store: Store, storage: RowStorage) -> SplitRows:
-    """The Jacobian of a split: reused where its artifact is there, else computed and stored."""
+    """The Jacobian of a split: reused if its artifact exists, otherwise computed and stored."""
 
     def read(artifact: Artifact) -> SplitRows | None:
         return None if storage.stored and not artifact.meta["stored"] else _read(storage, artifact)
@@ -63,7 +63,7 @@ def _make(store: Store, storage: RowStorage) -> SplitRows:
     done = 0 if writer is None else writer.rows_done
     if done:
         source.reporter.note(f"continuing the Jacobian of the {source.name} rows at row {done} of {len(source.split)}")
-    add_up = not stored and form is None and not done  # after a resumption it would cover only some of the rows
+    add_up = not stored and form is None and not done  # a resumed sum would miss the earlier rows
     try:
         with _on_all_workers(source, make_rows, stored, form, done, add_up):
             made = make_rows(source, stored, form, done, add_up, writer)

@@ -1,1 +1,1 @@
-"""Files that the command line or the spec names: the oracle, a selection, and everything that is written on request."""
+"""Files that the command line or the spec names: the oracle, a selection, and the output files."""

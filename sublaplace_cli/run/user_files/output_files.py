@@ -33,7 +33,7 @@ def check_outputs(job: Job) -> None:
 
 
 def _try_to_write(option: str, path: Path) -> None:
-    """Better now than after the work."""
+    """Fail now, not after the work."""
     trial = path.with_name(f".{path.name}.{os.getpid()}{PART_SUFFIX}")
     try:
         trial.touch()
@@ -43,7 +43,7 @@ def _try_to_write(option: str, path: Path) -> None:
 
 
 def protect_inputs(run: Run) -> None:
-    """Not even --force may overwrite what the run reads."""
+    """Refuse to overwrite an input of the run, even with --force."""
     job = run.job
     named = (job.gate.baseline, job.posterior.posterior, job.posterior.indices)
     inputs = {path.resolve() for path in (*run.network.files, *named) if path is not None}

@@ -1,4 +1,4 @@
-"""`--predictions FILE`: mean and std of every test row for people (csv, jsonl) and programs (safetensors)."""
+"""`--predictions FILE`: mean and std of every test row as text (csv, jsonl) or tensors (safetensors)."""
 
 import csv
 import io

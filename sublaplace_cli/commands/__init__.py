@@ -1,4 +1,4 @@
-"""One file per command: what happens in which order.
+"""One file per command, with its steps in order.
 
     jacobians   rows → scores
     select      rows → Ω → select

@@ -1,4 +1,4 @@
-"""What can be known before any computing is refused before any computing."""
+"""Checks of the options and the run before any computation."""
 
 from ..catalog import load_check
 from ..core.selectors import SelectorFacts
@@ -29,7 +29,7 @@ def check_sweep(job: Job) -> None:
 
 
 def check_run(run: Run) -> None:
-    """What needs the network and the data: choices, output files, pictures."""
+    """Checks that need the network and the data: choices, output files, pictures."""
     protect_inputs(run)
     for choice in run.choices:
         _check_choice(run, choice)

@@ -38,7 +38,7 @@ class Evaluation:
 
 def evaluate(run: Run) -> Evaluation:
     """Rows → Ω → select → fit → predict → score."""
-    oracle = oracle_outputs(run)  # first: a wrong oracle must not cost a run
+    oracle = oracle_outputs(run)  # first: a wrong oracle must fail before the long work
     rows = Rows(run)
     problem = open_problem(run, rows, rows.noise_outputs())
     f = rows.test_outputs()
@@ -152,7 +152,7 @@ def _result(
 
 
 def _artifacts(run: Run, predictions: Sequence[Prediction]) -> dict[str, str]:
-    """What the result rests on and the folder holds, whether this command made it or not."""
+    """Artifacts in the folder that the result depends on, whether or not this command made them."""
     names = [
         "jacobians-train",
         "jacobians-test",

@@ -10,7 +10,7 @@ from ..core.prediction import Comparison, Prediction
 from ..results.figures import Figures, LayerShare, Series
 from .evaluate import Evaluation
 
-MOST_POINTS = 2000  # of a scatter plot per method: more would only be ink
+MOST_POINTS = 2000  # per method in a scatter plot: more would only overlap
 
 
 def figures_of(evaluation: Evaluation, layout: Layout) -> Figures:

@@ -14,7 +14,7 @@ from ..run.user_files.indices_file import read_indices
 def fit(run: Run) -> dict[str, Any]:
     """Rows → Ω → select → fit."""
     named = run.job.posterior.indices
-    chosen = None if named is None else read_indices(run, named)  # first: a wrong file must not cost a pass
+    chosen = None if named is None else read_indices(run, named)  # first: a wrong file must fail before the long work
     rows = Rows(run)
     problem = open_problem(run, rows, rows.noise_outputs())
     if run.choices and run.choices[0].call.is_full:
@@ -33,7 +33,7 @@ def _fit_full(problem: Problem) -> dict[str, Any]:
 
 
 def check_rescale(run: Run) -> None:
-    """The full posterior leaves nothing out that rescaling could make up for."""
+    """Refuse --rescale for the full posterior, which omits no parameters."""
     fits_full = run.job.command == "fit" and any(choice.call.is_full for choice in run.choices)
     if fits_full and run.job.posterior.rescale not in (None, "none"):
         raise UserError("--rescale is for sub-networks: the full posterior leaves nothing out")

@@ -7,7 +7,7 @@ from ..run.run import Run
 
 
 def jacobians(run: Run) -> dict[str, Any]:
-    """Rows → scores; one split alone has no scores."""
+    """Rows → scores; no scores for a single split."""
     asked, rows, problem = run.job.rows, Rows(run), None
     if asked.scores_only or asked.split == "all":
         problem = open_problem(run, rows, rows.noise_outputs())

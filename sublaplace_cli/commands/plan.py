@@ -1,4 +1,4 @@
-"""`--dry-run`: what would be computed, written and held, without writing anything."""
+"""`--dry-run`: what would be computed, written and held in memory; writes nothing."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ class _Estimate:
 
     @property
     def needs_full(self) -> bool:
-        """Whether the full posterior of the training rows is fitted on the way."""
+        """Whether the full posterior of the training rows is also fitted."""
         job = self.run.job
         if job.command == "evaluate" and job.compares_with_full:
             return True
@@ -94,7 +94,7 @@ class _Estimate:
         return self.fits and self.run.rescale != "none"
 
     def peak(self) -> int:
-        """The process as it is now, what stays in memory, and the largest of the steps."""
+        """Memory of the process now, plus what stays in memory, plus the largest step."""
         held = sum(storage.source.expanded_bytes() for storage in self.storages if storage.form)
         return peak_memory() + held // self.run.workers.size + 8 * 3 * self.run.layout.size + max(self._steps())
 
@@ -109,16 +109,16 @@ class _Estimate:
                 yield self._search(choice.k)
         if self.needs_full:
             test = len(run.split("test")) * run.passes.n_outputs if run.job.command == "evaluate" else 0
-            # The Gram matrix with its tiles, then the cross Gram and what the solve makes of it.
+            # The Gram matrix with its tiles, then the cross Gram matrix and the result of its solve.
             yield full_bytes(rows) + 8 * 2 * rows * test + 2 * self._tiles(GRAM_TILE_BYTES)
 
     def _search(self, k: int) -> int:
-        """The columns that a search holds, the directions of its pivots, and its own matrices."""
+        """Columns that a search holds, the directions of its pivots, and its work matrices."""
         columns = min(8 * self.rows * min(first_width(k), self.run.layout.size), columns_room(self.run.memory))
         return 2 * columns + 8 * self.rows * k + 8 * 3 * min(self.rows, 2 * k) ** 2
 
     def _tiles(self, cap: int) -> int:
-        """One tile of rows while its blocks are used; of held rows only the float64 copies of a panel."""
+        """One tile of rows while its blocks are used; for held rows, only the float64 copies of a panel."""
         blocks = self.run.passes.capture.templates
         if self.run.row_storage("train").form:
             return self.rows * 8 * min(COLUMN_PANEL, max(block.width for block in blocks))
@@ -126,6 +126,6 @@ class _Estimate:
         return min(len(self.run.split("train")) * widest, cap, self.run.memory // TILE_SHARE)
 
     def _subnet(self, k: int) -> int:
-        """Its matrices, and the columns of a chunk of rows: assembled, and as they come from a block."""
+        """Matrices of the posterior, and the columns of a chunk of rows: assembled, and per block."""
         chunk = min(8 * 2 * self.rows * k, min(MOST_TILE_BYTES, self.run.memory // TILE_SHARE))
         return subnet_bytes(k, self.rows, natural_form(k, self.rows)) + chunk + self._tiles(MOST_TILE_BYTES)

@@ -50,7 +50,7 @@ def predict(run: Run, artifact: Artifact) -> Evaluation:
 
 
 def _check_posterior(run: Run, artifact: Artifact) -> None:
-    """It must be of these weights and this network."""
+    """Refuse a posterior of other weights or another network."""
     where, meta = f"--posterior {artifact.path}", artifact.meta
     if meta["weights_sha256"] != run.store.identity["weights"]:
         raise UserError(f"{where}: it was fitted for other weights", hint="give its checkpoint with --checkpoint")
@@ -66,7 +66,7 @@ def _check_posterior(run: Run, artifact: Artifact) -> None:
 
 
 def _predict(run: Run, fitted: Fitted, prior: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(f (M, C), variance (M, C), draws (count, M, C) where asked for), pass by pass; nothing of a pass is kept."""
+    """(f (M, C), variance (M, C), draws (count, M, C) if requested), pass by pass; no pass stays in memory."""
     posterior, rescale, count = fitted.posterior, fitted.rescale, run.job.posterior.samples
     seed = run.job.selection.seed
     theta = None if count is None else posterior.draw(count, seed)

@@ -41,10 +41,10 @@ LEAST_MEMORY = 2**14  # bytes: trying with less is useless
 
 @dataclass(frozen=True)
 class Outcome:
-    """The answer, and what pictures and reports are made of."""
+    """The result, and the data for pictures and reports."""
 
     answer: Answer
-    figures: Figures | None = None  # where a picture or a report was asked for
+    figures: Figures | None = None  # if a picture or a report was requested
     lines: tuple[Line, ...] = ()  # of the predictions file
 
 
@@ -87,7 +87,7 @@ def follow_job(job: Job, spec: LoadedSpec, reporter: Reporter, workers: WorkerGr
 
 
 def write_output(path: Path, content: str | bytes) -> None:
-    """Write a file that the command line names: beside it, synced, then renamed."""
+    """Write a file that the command line names: to a temporary file in its folder, synced, then renamed."""
     with replacing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
@@ -101,7 +101,7 @@ def _command(job: Job, artifact: Artifact | None) -> Callable[[Run], Evaluation 
 
 
 def _may_retry(run: Run) -> bool:
-    """After running out of memory, half of it may do: finished parts are in the store by then.
+    """After running out of memory, half the budget may be enough; finished parts are already in the store.
 
     Not with several workers: the others are inside the collective call that failed here.
     """
@@ -109,7 +109,7 @@ def _may_retry(run: Run) -> bool:
 
 
 def _outcome(run: Run, done: Listing | Evaluation | dict[str, Any], member: SweepRun, is_first: bool) -> Outcome:
-    """Write what one run leaves besides its artifacts."""
+    """Write the output files of one run, other than its artifacts."""
     seconds = {name: round(value, 4) for name, value in run.store.seconds.items()}
     if isinstance(done, Listing):
         return Outcome(done)
@@ -120,7 +120,7 @@ def _outcome(run: Run, done: Listing | Evaluation | dict[str, Any], member: Swee
     if run.job.posterior.posterior is None:
         text = json_text(done.result.reproducible())  # the same inputs give the same bytes
         write_text(run.store.folder.path / "evaluation.json", text + "\n")
-    figures = _figures(run, done) if is_first else None  # of a sweep they show the first run
+    figures = _figures(run, done) if is_first else None  # in a sweep they show the first run
     lines = _write_predictions(run, done, member)
     return Outcome(replace(done.result, seconds=seconds), figures, tuple(lines))
 
@@ -148,7 +148,7 @@ def _combined(job: Job, runs: list[SweepRun], outcomes: list[Outcome]) -> Outcom
 
 
 def _posterior(job: Job) -> tuple[Artifact | None, Any]:
-    """The posterior that the job predicts with, and the scales of its rows; nothing where it fits its own."""
+    """The posterior from --posterior and the scales of its rows; nothing if the job fits its own."""
     if job.posterior.posterior is None:
         return None, None
     artifact = open_artifact(job.posterior.posterior, "posterior")

@@ -55,7 +55,7 @@ def _functions() -> dict[str, Callable[..., Tensor | float]]:
 def _values(
     metric: Metric, compute: Callable[..., Tensor | float], prediction: Prediction, known: Comparison
 ) -> dict[str, float | str]:
-    """The metric and, of a mean over rows, its standard error (ddof 1); a text says why a number is missing."""
+    """The metric and, for a mean over rows, its standard error (ddof 1); a text says why a number is missing."""
     try:
         found = compute(prediction, known)
     except NotApplicable as reason:

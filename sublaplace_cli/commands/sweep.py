@@ -25,18 +25,18 @@ class SweepRun:
 
     @property
     def label(self) -> dict[str, Any] | None:
-        """What tells it from the others; None where it is the only one."""
+        """What distinguishes it from the other runs; None if it is the only one."""
         return {"checkpoint": self.checkpoint, "seed": self.seed} if self.in_sweep else None
 
 
 def is_sweep(job: Job) -> bool:
-    """Several checkpoints, a pattern of them, or several seeds."""
+    """Whether there are several checkpoints, a glob of them, or several seeds."""
     checkpoints = job.project.checkpoints
     return len(checkpoints) > 1 or len(job.selection.seeds) > 1 or any(map(_is_pattern, checkpoints))
 
 
 def runs_of(job: Job) -> list[SweepRun]:
-    """Every checkpoint with every seed, in their order; patterns are expanded in the order of names."""
+    """Every checkpoint with every seed, in order; globs are expanded and sorted by name."""
     if not is_sweep(job):
         return [SweepRun("", job.selection.seed, job, in_sweep=False)]
     runs = []
@@ -58,10 +58,10 @@ def _checkpoints(job: Job) -> list[str | None]:
         files = sorted(filter(os.path.isfile, glob.glob(word, recursive=True))) if _is_pattern(word) else [word]
         if not files:
             raise UserError(f"--checkpoint {word}: no file matches this pattern")
-        if not os.path.isfile(files[0]):  # before the first run, not when its turn comes
+        if not os.path.isfile(files[0]):  # checked before the first run starts
             raise UserError(f"--checkpoint {word}: no such file")
         found += files
-    # Each file once, by any name: a run that is counted twice would make a standard error too small.
+    # Each file once, under any name: counting a run twice would make the standard error too small.
     once = {os.path.realpath(name): name for name in reversed(found)}
     return [*reversed(once.values())] or [None]
 
@@ -71,14 +71,14 @@ def _is_pattern(word: str) -> bool:
 
 
 def _folder(checkpoint: str | None, seed: int) -> str:
-    """A folder name for each run, which does not depend on the rest of the sweep."""
+    """A folder name for each run, independent of the rest of the sweep."""
     path = "" if checkpoint is None else str(Path(checkpoint).resolve())
     stem = "model" if checkpoint is None else Path(checkpoint).stem
     return f"{stem}-{hashlib.sha256(f'{path} {seed}'.encode()).hexdigest()[:8]}"
 
 
 def with_time_left(runs: Sequence[SweepRun], reporter: Reporter) -> Iterator[SweepRun]:
-    """The runs one after the other; says which, and about how long the rest will take."""
+    """Iterate over the runs; note each one and the estimated remaining time."""
     started = time.monotonic()
     for number, run in enumerate(runs):
         spent = time.monotonic() - started

@@ -9,7 +9,7 @@ from . import signals
 
 
 def main() -> None:
-    """Signals and streams first, so that even the imports below are interruptible and nothing lacks a stdout."""
+    """Prepare signals and streams first: the imports below are then interruptible, and stdout always exists."""
     signals.install()
     _prepare_streams()
     prefer_large_pages()
@@ -24,12 +24,12 @@ def main() -> None:
 
 
 def prefer_large_pages() -> None:
-    """Before torch takes its first memory: large tensors in large pages, which saves up to a third of a run's time."""
+    """Put large tensors in large pages, which saves up to a third of the run time; call before torch allocates."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def _prepare_streams() -> None:
-    """A closed stream becomes an empty one; what an encoding cannot show becomes '?', not an error.
+    """Replace a closed stream by an empty one; a character that the encoding lacks becomes '?', not an error.
 
     Of several ranks only the first one prints results; before they have joined, one rank per machine prints errors.
     """

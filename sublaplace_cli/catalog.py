@@ -1,9 +1,9 @@
-"""What there is, by name. Each entry is a lazy "module:object", imported when it is used.
+"""Tables of everything that has a name. Each entry is a lazy "module:object", imported when it is used.
 
 To add a method, a likelihood, a format, a picture, a data format or an architecture:
 1. write it in one file (its neighbours show the signature),
 2. add one line here (a metric: one line in `results/metric_table.py`),
-3. `--help`, the suggestions, the early checks and `evaluate` pick it up; add what is particular to it to the tests.
+3. `--help`, the suggestions, the early checks and `evaluate` pick it up; add tests for what is specific to it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .errors import UserError, suggestion
 class Method:
     """A selector chooses parameters for a sub-network; a reference predicts without one.
 
-    Its module may also define `check`, which refuses what cannot work before any computing:
-    `check(facts, k)` of a selector, `check(run)` of a reference.
+    Its module may also define `check`, which refuses impossible input before any computation:
+    `check(facts, k)` for a selector, `check(run)` for a reference.
     """
 
-    entry: str  # of a selector (problem, k) → Selection; of a reference (ReferenceInputs) → Prediction
+    entry: str  # selector: (problem, k) → Selection; reference: (ReferenceInputs) → Prediction
     summary: str
     kind: Literal["selector", "reference"] = "selector"
     takes_k: bool = True
@@ -67,7 +67,7 @@ BY_NAME = _selector("by_name", "all parameters whose name matches the glob", tak
 
 @dataclass(frozen=True)
 class Task:
-    """What the spec reader and the data readers must know of a task before torch is imported."""
+    """Facts about a task that the spec and data readers need before torch is imported."""
 
     entry: str  # "module:class" of its likelihood
     labels: bool = False  # targets are class numbers, not measurements; there is no noise variance
@@ -125,7 +125,7 @@ def load(entry: str) -> Callable[..., Any]:
 
 
 def load_check(method: Method) -> Callable[..., None] | None:
-    """The early check in a method's module; None where it has none."""
+    """The early check in a method's module; None if it has none."""
     return getattr(import_module(method.entry.partition(":")[0]), "check", None)
 
 

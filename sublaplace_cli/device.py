@@ -1,4 +1,4 @@
-"""The only user of torch.cuda: choice of the device, its free memory, moves to it, waiting for it."""
+"""The only user of torch.cuda: choose a device, measure its free memory, copy to it, wait for it."""
 
 import gc
 import os
@@ -67,7 +67,7 @@ def release(device: torch.device) -> None:
 
 
 def room_for(device: torch.device) -> Callable[..., Tensor]:
-    """Allocator of host buffers that will be moved to the device: pinned for CUDA, which saves a copy."""
+    """Allocator of host buffers for copies to the device: pinned for CUDA, which saves a copy."""
     return partial(torch.empty, pin_memory=True) if device.type == "cuda" else torch.empty
 
 
@@ -100,7 +100,7 @@ def peak_memory() -> int:
 
 
 def _bytes_of(path: str, name: str) -> int | None:
-    """An entry of a file under /proc that is in kilobytes."""
+    """A kilobyte entry of a file under /proc, in bytes."""
     try:
         lines = Path(path).read_text().splitlines()
     except OSError:

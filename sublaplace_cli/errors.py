@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 
 class Reason(Enum):
-    """Why a computation was refused, where the remedy is an option of the caller."""
+    """Why a computation was refused, if an option of the caller can fix it."""
 
     NOT_POSITIVE_DEFINITE = auto()
     ILL_CONDITIONED = auto()
@@ -57,7 +57,7 @@ class NumericsError(RunError):
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """“did you mean 'x'?” for a near miss, else the list of what is known."""
+    """“did you mean 'x'?” for a near miss, and the list of known names."""
     names = sorted(known)
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     return (f"did you mean '{near[0]}'? " if near else "") + f"available: {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""Where notes and progress go; results never do."""
+"""Interface for notes and progress, but not for results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Reporter(Protocol):
-    """Receives what the user may want to know on the way."""
+    """Receives notes, warnings and progress during a run."""
 
     def note(self, text: str) -> None: ...
     def detail(self, text: str) -> None: ...

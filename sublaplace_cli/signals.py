@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: an exception that no `except Exception` catches, and a record in case a library swallowed it."""
+"""SIGINT and SIGTERM: an exception that no `except Exception` catches, and a record in case a library swallows it."""
 
 import signal
 from types import FrameType

@@ -1,1 +1,1 @@
-"""The public functions, one room: `library` on tensors, `predictor` for serving, `command` for whole commands."""
+"""The public functions: `library` on tensors, `predictor` for serving, `command` for whole commands."""

@@ -16,7 +16,7 @@ RUNNABLE = ("jacobians", "select", "fit", "evaluate")
 def run_command(command: str, *, reporter: Reporter | None = None, **options: Any) -> dict[str, Any]:
     """Run `jacobians`, `select`, `fit` or `evaluate` in this process; returns the result as `--json` prints it.
 
-    Options are those of the command line, with `_` for `-`: as typed, lists for options that may be repeated.
+    Options are those of the command line, with `_` for `-`; options that may be repeated take lists.
 
     >>> result = run_command("evaluate", spec=spec, method="gradient,map", k="20")
     >>> [row["method"] for row in result["rows"]]
@@ -35,7 +35,7 @@ def run_command(command: str, *, reporter: Reporter | None = None, **options: An
 
 
 def _typed(name: str, value: Any) -> Any:
-    """As the command line would hand it over: `k=20` and paths as text are fine."""
+    """The value as the command line would pass it: numbers and paths may be text."""
     kinds = str(get_type_hints(Settings).get(name))
     if isinstance(value, (list, tuple)):
         return tuple(map(Path, value)) if "Path" in kinds else tuple(value)

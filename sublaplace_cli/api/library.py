@@ -35,7 +35,7 @@ class NetworkJacobian(HeldJacobian):
 
 @dataclass(frozen=True)
 class StreamedJacobian(RecomputedJacobian):
-    """Jacobian rows of a network that are computed again whenever they are read."""
+    """Jacobian rows of a network that are recomputed on every read."""
 
     capture: Capture
     last_linear: tuple[str, ...]
@@ -55,10 +55,9 @@ def jacobian(
 ) -> NetworkRows:
     """The Jacobian of a network's outputs at some rows, in blocks that keep the structure of their layers.
 
-    The network must be in eval mode, on the device and in the dtype of `x`. With `hold=False` the rows are computed
-    again whenever they are needed, which takes next to no memory. `like` is an earlier Jacobian of the same network:
-    its checks against plain autograd are not repeated. `rows_per_pass` is how many rows the network gets at once,
-    by default what fits well into memory and caches.
+    The network must be in eval mode, on the device and in the dtype of `x`. With `hold=False` the rows are recomputed
+    on every read, which takes little memory. `like` is an earlier Jacobian of the same network: its checks against
+    plain autograd are not repeated. `rows_per_pass` is the batch size; the default suits memory and caches.
 
     >>> J = jacobian(mlp(**{"in": 3, "hidden": [8], "out": 1}).eval(), torch.randn(20, 3))
     >>> J.outputs.shape
@@ -128,7 +127,7 @@ def precision(
     *,
     memory: int | None = None,
 ) -> Precision:
-    """Ω = Σₙ Jₙᵀ Hₙ Jₙ + V of the training rows, as a small object that is never formed.
+    """Ω = Σₙ Jₙᵀ Hₙ Jₙ + V of the training rows, as a small object; the matrix is never formed.
 
     `prior_precision` is one number, a vector (p,), or numbers by glob of the parameter names; the first match counts.
 
@@ -176,7 +175,7 @@ def select(omega: Precision, method: str = "gradient", k: int = 1000, *, pool: s
 
 
 def _parameters(rows: Jacobian, like: Tensor) -> Tensor:
-    """θ (p,); NaN where the network is not known."""
+    """θ (p,); NaN if the network is not known."""
     if isinstance(rows, (NetworkJacobian, StreamedJacobian)):
         return rows.layout.flatten(rows.capture.model)
     return torch.full_like(like, float("nan"))
@@ -203,7 +202,7 @@ def fit(
 
 
 def fit_path(omega: Precision, selection: Selection | Tensor, ks: Sequence[int]) -> list[SubnetPosterior]:
-    """Posteriors over the first k of a selection, for several k at little more than the cost of the largest.
+    """Posteriors over the first k of a selection, for several k; costs little more than the largest alone.
 
     >>> [len(posterior.indices) for posterior in fit_path(omega, select(omega, "gradient", k=10), [2, 5, 10])]
     [2, 5, 10]
@@ -240,5 +239,5 @@ def _indices(omega: Precision, selection: Selection | Tensor) -> Tensor:
 
 
 def _memory(memory: int | None, device: torch.device) -> int:
-    """Bytes that a computation may take: as asked for, else a safe share of what is free."""
+    """Memory budget in bytes: as requested, otherwise a safe share of the free memory."""
     return memory or int(devices.free_memory(device) * devices.SAFE_SHARE)

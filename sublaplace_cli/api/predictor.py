@@ -38,7 +38,7 @@ class Predictor:
     def __init__(self, artifact: Artifact, model: nn.Module) -> None:
         meta = artifact.meta
         self._artifact, self._lock = artifact, threading.Lock()
-        self._model = copy.deepcopy(model).eval()  # its own copy: the caller's network gets no hooks
+        self._model = copy.deepcopy(model).eval()  # a copy: the caller's network gets no hooks
         self._parameter = next(self._model.parameters())
         wrap = meta["spec"]["model"].get("wrap")
         if wrap is not None:
@@ -51,8 +51,8 @@ class Predictor:
     def __call__(self, x: Inputs | np.ndarray) -> tuple[Tensor, Tensor]:
         """(mean, std) of one row (C,) or of a batch (M, C), in the units of the data that the posterior was fitted to.
 
-        A network with several inputs takes a dict or tuple of them. `std` is epistemic: the noise of an observation is
-        not in it.
+        A network with several inputs takes a dict or tuple of them. `std` is epistemic: it does not include the
+        observation noise.
         """
         rows = map_inputs(torch.as_tensor, x)  # type: ignore[arg-type]
         single = self._is_single(rows)

@@ -1,4 +1,4 @@
-"""Passes that give only some columns of the Jacobian, for predictions: one forward and C backwards of the network.
+"""Passes that compute only some columns of the Jacobian, for predictions: one forward and C backward passes.
 
 In linear layers with one position per row the columns are δ ∘ a. Hooks stay in the network: only the pass may use it.
 """
@@ -19,7 +19,7 @@ from .omega.row_sums import BlockPositions
 
 
 class ColumnPass:
-    """f (m, C) and J_Sᵀ (k, m·C) of a batch. Not for several threads at once."""
+    """f (m, C) and J_Sᵀ (k, m·C) of a batch. Not thread-safe."""
 
     def __init__(self, capture: Capture, S: Tensor) -> None:
         self.capture = capture.restricted_to(S)
@@ -60,7 +60,7 @@ class ColumnPass:
         """(input, output) of each layer in the order of the flat vector; each must have run once, on all rows."""
         calls = [self._seen.get(number, []) for number in range(len(self.capture.layers))]
         if any(len(own) != 1 or len(own[0][1]) != rows for own in calls):
-            raise RunError("a layer did not run once on all rows, as it did on the rows that were checked at the start")
+            raise RunError("a layer did not run exactly once on all rows, unlike in the check at the start")
         return [own[0] for own in calls]
 
     def require_finite(self, variance: Tensor) -> None:

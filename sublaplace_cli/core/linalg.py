@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..errors import NumericsError, Reason
 
-# From these ratios of the largest eigenvalue to the prior on, rounding shows in the variances, or dominates them.
+# Above these ratios of the largest eigenvalue to the prior, rounding affects the variances, or dominates them.
 WARN_CONDITION = 1e12
 REFUSE_CONDITION = 1e15
 # A Cholesky factor of AᵀA + I is accurate to about eps·κ; above this κ it is computed from A itself by QR.
@@ -64,7 +64,7 @@ def self_product(A: Tensor) -> Tensor:
 
 
 def column_squares(X: Tensor) -> Tensor:
-    """Squared norms of the columns, without a second X."""
+    """Squared norms of the columns, without a copy of X."""
     total = torch.zeros(X.shape[1], dtype=X.dtype, device=X.device)
     for rows in X.split(SYMMETRIC_STRIP):
         total += rows.square().sum(0)
@@ -101,7 +101,7 @@ def largest_eigenvalue(multiply: Callable[[Tensor], Tensor], size: int, like: Te
 
 
 def condition_of(K: Tensor) -> float:
-    """κ, the largest eigenvalue of a positive semi-definite K; its trace, an upper bound, where that is harmless."""
+    """κ, the largest eigenvalue of a positive semi-definite K; or its trace, an upper bound, if that is harmless."""
     bound = float(K.diagonal().sum())
     if bound < HARMLESS_CONDITION:
         return bound
@@ -109,7 +109,7 @@ def condition_of(K: Tensor) -> float:
 
 
 def check_condition(eigenvalue: float) -> float:
-    """κ = λmax of A V⁻¹ Aᵀ, refused where float64 has too few digits for it."""
+    """Refuse κ = λmax of A V⁻¹ Aᵀ if float64 has too few digits for it."""
     if not eigenvalue < REFUSE_CONDITION:
         found = f"{eigenvalue:.3g} times the prior precision (limit {REFUSE_CONDITION:.0e})"
         problem = f"the problem is too ill-conditioned for float64: the largest eigenvalue of the data term is {found}"

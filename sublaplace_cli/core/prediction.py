@@ -1,4 +1,4 @@
-"""What a method says about the test rows, and what that is compared with."""
+"""A method's prediction at the test rows, and the quantities that it is compared with."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -38,7 +38,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Absent:
-    """Why something is not there to compare with."""
+    """Why a quantity to compare with is missing."""
 
     targets: str = "the test rows have no targets"
     full: str = "no full posterior was computed"
@@ -47,14 +47,14 @@ class Absent:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the predictions of every method are compared with; tensors are (M, C) unless noted."""
+    """Quantities that all predictions are compared with; tensors are (M, C) unless noted."""
 
     likelihood: Likelihood
     n_train: int
     targets: Tensor | None  # regression (M, C); classes (M,) int64
     oracle: Tensor | None
     std_full: Tensor | None
-    std_bounds: tuple[Tensor, Tensor] | None = None  # of the full posterior, where only bounds are known
+    std_bounds: tuple[Tensor, Tensor] | None = None  # of the full posterior, if only bounds are known
     full_ipv: float | None = None
     absent: Absent = field(default_factory=Absent)
 

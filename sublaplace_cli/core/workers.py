@@ -38,17 +38,17 @@ class WorkerGroup(Protocol):
         """Copy the values of one worker to the leader, in place."""
 
     def exchange(self, own: Any) -> list[Any]:
-        """The values of all workers by rank; each is anything that JSON can hold."""
+        """The values of all workers by rank; each must be JSON-serializable."""
 
     @property
     def workers_on_device(self) -> int:
         """Workers that use the memory of this worker's device, this one included."""
 
     def calls(self, find: FindJacobian) -> Iterator[tuple[str, list[Any]]]:
-        """On all but the leader: its collective calls, until it ends them."""
+        """On all but the leader: receive its collective calls until it ends them."""
 
     def end_calls(self) -> None:
-        """On the leader: there are no more collective calls for now."""
+        """On the leader: end the current sequence of collective calls."""
 
 
 class SingleWorker(WorkerGroup):
@@ -95,6 +95,6 @@ def collective(function: Callable[..., Returned]) -> Callable[..., Returned]:
 
 
 def owner_of_strip(strip: int, size: int) -> int:
-    """The worker that computes a strip of a triangle: back and forth, so that all get about the same work."""
+    """The worker that computes a strip of a triangle: in alternating order, so that all get similar work."""
     turn = strip % (2 * size)
     return turn if turn < size else 2 * size - 1 - turn

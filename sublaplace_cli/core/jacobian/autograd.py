@@ -12,7 +12,7 @@ Gradients = dict[str, Tensor]  # by parameter name, each (m, C, *shape)
 
 def batched_jacobian(model: nn.Module, names: Sequence[str], C: int, inputs: Inputs) -> tuple[Tensor, Gradients]:
     """(f (m, C), gradients) by `vmap(grad)` for one output, `vmap(jacrev)` for several."""
-    from torch.func import grad, jacrev, vmap  # takes a second: it loads the compiler
+    from torch.func import grad, jacrev, vmap  # slow to import (a second): it loads the compiler
 
     wanted, fixed = _split_state(model, names)
 

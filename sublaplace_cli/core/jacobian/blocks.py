@@ -1,7 +1,7 @@
 """A block is the part of a Jacobian that belongs to one layer, with the sums that are computed from it.
 
 Every result is float64 whatever the dtype of the passes. Results add up: over chunks of rows for the squares and
-`pull`, over blocks for the Gram matrix, the norms and `push`. `DenseBlock` holds the numbers themselves; the others (in
+`pull`, over blocks for the Gram matrix, the norms and `push`. `DenseBlock` holds the Jacobian itself; the others (in
 `linear`, `conv` and `embedding`) hold the factors of their layer's gradient, and are written out where that is cheaper.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 COLUMN_PANEL = 2048
 # Rows of a symmetric Gram matrix that are computed at a time, from the diagonal on.
 GRAM_STRIP = 128
-# Size of the rows of a factored block that are written out at a time where the numbers themselves are needed.
+# Size of the rows of a factored block that are written out at a time, if the dense Jacobian is needed.
 DENSE_BYTES = 64 * 2**20
 FLOAT64 = torch.float64
 Strips = Sequence[tuple[int, int]]  # [first, last) rows of each
@@ -27,7 +27,7 @@ Strips = Sequence[tuple[int, int]]  # [first, last) rows of each
 
 @dataclass(frozen=True)
 class Block(ABC):
-    """Rows of the Jacobian for the flat range [start, start + width); here, results through the numbers themselves."""
+    """Rows of the Jacobian for the flat range [start, start + width); by default, results use the dense Jacobian."""
 
     start: int
     factors: ClassVar[tuple[str, ...]]  # names of the tensors that define it: rows first, the last (m, C, …)
@@ -41,7 +41,7 @@ class Block(ABC):
 
     @abstractmethod
     def dense(self) -> "DenseBlock":
-        """The numbers themselves."""
+        """The block as a dense Jacobian."""
 
     @property
     def span(self) -> slice:
@@ -56,7 +56,7 @@ class Block(ABC):
         return getattr(self, self.factors[-1]).shape[1]
 
     def dense_pieces(self) -> Iterator["DenseBlock"]:
-        """The numbers of some rows at a time, so that they never exist as a whole."""
+        """The dense Jacobian a few rows at a time, so that it never exists as a whole."""
         step = max(1, DENSE_BYTES // (8 * self.n_outputs * self.width))
         for start in range(0, self.n_rows, step):
             yield self.rows(start, min(start + step, self.n_rows)).dense()
@@ -100,7 +100,7 @@ class Block(ABC):
         return torch.cat([piece.push(x) for piece in self.dense_pieces()])
 
     def expanded(self) -> "Block":
-        """The fastest form, where there is room to hold it."""
+        """The form that is fastest to compute with, which may need more memory."""
         return self
 
     def tensors(self) -> dict[str, Tensor]:

@@ -73,7 +73,7 @@ class Capture:
         return rows
 
     def restricted_to(self, S: Tensor) -> Self:
-        """The same for the layers and parameters that hold some of the flat indices S; other blocks are left out."""
+        """The same for only the layers and parameters that hold some of the flat indices S."""
 
         def holds(span: slice) -> bool:
             return bool(((span.start <= S) & (span.stop > S)).any())

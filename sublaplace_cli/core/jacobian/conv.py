@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from .blocks import FLOAT64, Block, DenseBlock
 
-# One number of a column computed alone costs about as much as this many of a row written out (measured: 64 channels).
+# One entry of a single column costs about as much as this many entries of a full row (measured: 64 channels).
 SINGLE_COLUMN_COST = 128
-FEW_COLUMNS = 64  # columns that are computed at a time, because each needs all its positions for a moment
+FEW_COLUMNS = 64  # columns that are computed at a time: each temporarily needs all its positions
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Peak memory of some work, measured from the tensors that it creates and releases; without that inside kernels."""
+"""Peak memory of a computation, from the tensors that it creates and releases; memory inside kernels is not counted."""
 
 import weakref
 from typing import Any
@@ -18,7 +18,7 @@ class PeakMemory(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and guarding against it would import a second's worth of modules
+        return False  # nothing is compiled here, and the check would import modules for a second
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -92,7 +92,7 @@ FORMULAS: dict[type[nn.Module], Formula] = {
 
 
 def formula_of(layer: nn.Module) -> Formula | None:
-    """The formula of a layer; None where there is none for its type, its settings or its changes."""
+    """The formula of a layer; None if there is none for its type or settings, or if the layer was modified."""
     kind = next((kind for kind in FORMULAS if isinstance(layer, kind)), None)
     if kind is None or type(layer).forward is not kind.forward or not _is_plain(layer):
         return None

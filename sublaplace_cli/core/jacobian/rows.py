@@ -37,7 +37,7 @@ class Jacobian(Protocol):
 def loaded(
     jacobian: Jacobian, tiles: Sequence[tuple[int, int]], which: Sequence[int] | None = None
 ) -> Iterator[tuple[int, int, list[Block]]]:
-    """(first row, last row, blocks) of each tile; the next tile is announced, so that it can be prefetched."""
+    """(first row, last row, blocks) of each tile; the next tile is announced for prefetching."""
     expect = getattr(jacobian, "expect", None)
     for (a, b), next_tile in zip_longest(tiles, tiles[1:]):
         blocks = jacobian.load(a, b, which)
@@ -67,7 +67,7 @@ class HeldJacobian:
 
 
 class BlockBuffer:
-    """Blocks of all rows, filled a few rows at a time, so that no row exists twice."""
+    """Blocks of all rows, filled a few rows at a time, so that no row is in memory twice."""
 
     def __init__(self, n_rows: int) -> None:
         self.n_rows = n_rows
@@ -144,7 +144,7 @@ class HoldingJacobian:
 
 @dataclass(frozen=True)
 class RecomputedJacobian:
-    """Rows that are recomputed at each reading, in the same slices of `rows_per_read` rows: always the same bits."""
+    """Rows that are recomputed on every read, in the same slices of `rows_per_read` rows: always the same bits."""
 
     layout: Layout
     outputs: Tensor  # (N, C)
@@ -237,7 +237,7 @@ def row_tiles(
 
 
 def block_groups(*jacobians: Jacobian) -> list[list[int]]:
-    """One group per block where each can be read alone; else one group, so that no pass is repeated."""
+    """One group per block if each can be read alone; otherwise one group, so that no pass is repeated."""
     everything = list(range(len(jacobians[0].templates)))
     return [[i] for i in everything] if all(jacobian.by_block for jacobian in jacobians) else [everything]
 

@@ -20,7 +20,7 @@ def owners_of(n_rows: int, rows_per_piece: int, size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class ShardedJacobian:
-    """All rows, of which this worker holds its own; `load` gathers the rows of all workers."""
+    """All rows; this worker holds its share, and `load` gathers the rows of all workers."""
 
     layout: Layout
     outputs: Tensor  # f (N, C) of all rows
@@ -29,7 +29,7 @@ class ShardedJacobian:
     owners: Tensor  # (N,) on the CPU: the worker that holds each row
     workers: WorkerGroup
     name: str  # the same on all workers
-    rows: Sequence[int] | None = None  # where these are some rows of the Jacobian with that name
+    rows: Sequence[int] | None = None  # if these are only some rows of the Jacobian with that name
     rows_per_read: int = 1
 
     @property
@@ -46,7 +46,7 @@ class ShardedJacobian:
         return (self.owners[start:stop] == worker).nonzero().squeeze(1) + start
 
     def local_number(self, row: int) -> int:
-        """The number, among this worker's own rows, of the first that is not before `row`."""
+        """The local number of this worker's first row at or after `row`."""
         return int((self.owners[:row] == self.workers.rank).sum())
 
     def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:

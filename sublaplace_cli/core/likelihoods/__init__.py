@@ -18,20 +18,20 @@ class Likelihood(Protocol):
 
     @property
     def noise_variance(self) -> float | None:
-        """σ₀²; None where the likelihood has none."""
+        """σ₀²; None if the likelihood has none."""
         return None
 
     calibration_axes: ClassVar[tuple[str, str]]  # labels of the two axes of `calibration`
 
     def with_noise(self, sigma2: float) -> Self:
-        """The same likelihood with another σ₀²; itself where it has none."""
+        """The same likelihood with another σ₀²; unchanged if it has none."""
         return self
 
     def root(self, f: Tensor) -> Tensor:
         """A square root W of the output Hessian, H = W Wᵀ (N, C, C) float64."""
 
     def kernel_root(self, f: Tensor) -> Tensor | None:
-        """W without the noise variance; None where that is the identity."""
+        """W without the noise variance; None if that is the identity."""
         return self.root(f)
 
     def check_outputs(self, n_outputs: int) -> None:
@@ -41,16 +41,16 @@ class Likelihood(Protocol):
         """Refuse targets that do not fit the outputs; `rows` are their row numbers in the data."""
 
     def fit_terms(self, f: Tensor, targets: Tensor) -> tuple[float | None, float]:
-        """(Σ(y − f)² or None, log-likelihood where that sum is None): what the evidence needs of the fit."""
+        """(Σ(y − f)² or None, log-likelihood if that sum is None): the terms of the evidence that measure the fit."""
 
     def loss(self) -> tuple[nn.Module, float]:
         """A loss whose Hessian is H up to a factor, and that factor."""
 
     def loss_targets(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
-        """Targets as `loss` takes them, numbers in this dtype."""
+        """Targets in the form that `loss` takes; floating-point ones in this dtype."""
 
     def log_probabilities(self, f: Tensor, std: Tensor) -> Tensor | None:
-        """Log-probabilities of the classes (M, classes) under N(f, std²); None where there are no classes."""
+        """Log-probabilities of the classes (M, classes) under N(f, std²); None if there are no classes."""
         return None
 
     def nll(self, f: Tensor, std: Tensor, targets: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ class Binary(ClassLikelihood):
     """y ~ Bernoulli(sigmoid(f))."""
 
     def root(self, f: Tensor) -> Tensor:
-        """H = σ(f)(1 − σ(f)), in the form that does not vanish at |f| = 40."""
+        """H = σ(f)(1 − σ(f)), in a form that does not round to 0 at |f| = 40."""
         e = torch.exp(-f.double().abs())
         return (e.sqrt() / (1 + e)).unsqueeze(-1)  # (N, 1, 1)
 

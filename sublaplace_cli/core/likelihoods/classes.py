@@ -1,4 +1,4 @@
-"""What the likelihoods over classes have in common."""
+"""Base class of the likelihoods over classes."""
 
 import math
 from abc import abstractmethod
@@ -39,7 +39,7 @@ class ClassLikelihood(Likelihood):
 
 
 def probit_logits(f: Tensor, std: Tensor) -> Tensor:
-    """Logits f/√(1 + πσ²/8): the probit correction, each output on its own."""
+    """Logits f/√(1 + πσ²/8): the probit correction, per output."""
     return f / torch.sqrt(1 + math.pi * std.square() / 8)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ...errors import Reason, UserError
 from .classes import ClassLikelihood, probit_logits, squared_errors
 
-# The ridge of the paper's Setup C: it lifts diag(p) − ppᵀ off its all-ones null direction.
+# The ridge of the paper's Setup C: it makes diag(p) − ppᵀ positive definite; the all-ones vector is its null space.
 SOFTMAX_RIDGE = 1e-6
 
 
@@ -18,7 +18,7 @@ class Multiclass(ClassLikelihood):
     """y ~ Categorical(softmax(f))."""
 
     def root(self, f: Tensor) -> Tensor:
-        """H = diag(p) − ppᵀ + εI with ε = 1e-6; its Cholesky factor is as good a root as any."""
+        """H = diag(p) − ppᵀ + εI with ε = 1e-6; any root will do, so the Cholesky factor."""
         p = torch.softmax(f.double(), dim=1)
         ridge = torch.full_like(p, SOFTMAX_RIDGE)
         H = torch.diag_embed(p + ridge) - p.unsqueeze(2) * p.unsqueeze(1)

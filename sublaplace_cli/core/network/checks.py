@@ -1,4 +1,4 @@
-"""Checks before a network's gradients can be trusted: finite, deterministic, and each row on its own."""
+"""Checks before a network's gradients can be trusted: finite, deterministic, and rows independent."""
 
 from collections.abc import Sequence
 

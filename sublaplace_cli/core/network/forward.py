@@ -15,7 +15,7 @@ State = Mapping[str, Tensor]
 
 
 def map_inputs(change: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
-    """`change` applied to each tensor of the inputs."""
+    """Apply `change` to each tensor of the inputs."""
     if isinstance(inputs, dict):
         return {name: change(tensor) for name, tensor in inputs.items()}
     if isinstance(inputs, tuple):
@@ -37,7 +37,7 @@ def evenly_spaced(inputs: Inputs, count: int) -> Inputs:
 
 
 def arguments(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of `forward`: several arrays by keyword or position where it names them, else as one dict or tuple."""
+    """Arguments of `forward`: several arrays by keyword or position if it names them, else as one dict or tuple."""
     if isinstance(inputs, Tensor):
         return (inputs,), {}
     parameters = inspect.signature(model.forward).parameters

@@ -66,7 +66,7 @@ def gram_strips(
     K = torch.empty(n_rows * C, n_columns * C, dtype=torch.float64, device=left.outputs.device)
     for a, b in mine:
         K[a * C : b * C].zero_()
-    # A tile's own part of K, and what a factored block needs to compute it, must fit as well.
+    # The part of K that belongs to a tile, and the work memory of a factored block, must fit as well.
     most = max(1, math.isqrt(memory // TILE_SHARE // 24) // C)
     dtype, groups = torch.float32 if single else torch.float64, block_groups(left, right)
     tiles = [[row_tiles(J, memory, group, most=most, cap=GRAM_TILE_BYTES) for J in (left, right)] for group in groups]
@@ -96,5 +96,5 @@ def _send_strips(K: Tensor, strips: Sequence[tuple[int, int, int]], same: bool, 
 
 
 def _ready(block: Block) -> Block:
-    """A convolution would be written out for every product: do it once."""
+    """Write a convolution out once, instead of for every product."""
     return block.dense() if isinstance(block, ConvBlock) else block

@@ -24,7 +24,7 @@ BOUND = 1e-3  # largest relative error of a variance
 
 
 def sample_of(jacobian: Jacobian) -> tuple[Jacobian, Sequence[int]]:
-    """A few of its rows and their numbers; all rows where it is already a choice of rows."""
+    """A few rows of a Jacobian and their numbers; all rows if it already is a subset of rows."""
     n_rows = len(jacobian.outputs)
     if getattr(jacobian, "rows", None) is not None:
         return jacobian, range(n_rows)

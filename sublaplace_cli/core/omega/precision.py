@@ -38,7 +38,7 @@ class Precision:
 
     @cached_property
     def common_weight(self) -> float | None:
-        """w where every W is w·I, as for a regression: then it is moved into the prior, and costs nothing."""
+        """w if every W is w·I, as in regression: then it is moved into the prior, at no cost."""
         w = self.root[0, 0, 0]
         same = self.root == w * torch.eye(self.root.shape[1], dtype=self.root.dtype, device=self.root.device)
         return float(w) if bool(same.all()) and float(w) > 0 else None

@@ -33,7 +33,7 @@ def system_residual(
     jacobian: Jacobian, root: Tensor, prior: Tensor, other: Jacobian, chosen: Tensor, w: Tensor, memory: int
 ) -> Tensor:
     """A V⁻¹(g − Aᵀw) − w for the same rows (N·C, len(chosen)): the residual of (I + K) w = A V⁻¹ g without K."""
-    # The small vector g − Aᵀw comes first, so that the rounding of A V⁻¹ g does not show either.
+    # Compute the small vector g − Aᵀw first: this avoids the rounding of A V⁻¹ g.
     u, workers, (own, rows) = weigh_rows(w, root), workers_of(jacobian), local_part(jacobian)
     N, C = jacobian.outputs.shape
     pushed = torch.zeros(len(own.outputs) * C, len(chosen), dtype=torch.float64, device=w.device)
@@ -79,7 +79,7 @@ def _pulled(jacobian: Jacobian, u: Tensor, group: list[int], memory: int) -> lis
 
 
 def _own_gradients(other: Jacobian, chosen: Tensor, group: list[int]) -> Iterator[tuple[int, list[Tensor]]]:
-    """(column, g by block) of those chosen rows that this worker holds."""
+    """(column, g by block) of the chosen rows that this worker holds."""
     C, (own, _) = other.outputs.shape[1], local_part(other)
     for column, index in enumerate(chosen.tolist()):
         row, output = divmod(index, C)

@@ -1,7 +1,7 @@
-"""Bounds of the full posterior's variance, where its Gram matrix is too large.
+"""Bounds of the full posterior's variance, for when its Gram matrix is too large.
 
 Lower bound: any sub-network's variance (Theorem 1). Upper bound: the full posterior of some of the training rows,
-because more data never increase the variance; of several disjoint sets of rows, the smallest per test row.
+because more data never increase the variance; with several disjoint sets of rows, the smallest per test row.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from ..omega.precision import Precision
 from .full import fit_full
 from .theorem1 import require_not_larger
 
-MOST_SETS = 4  # of rows: each costs another Gram matrix and adds less than the one before
+MOST_SETS = 4  # of rows: each costs another Gram matrix and improves the bound less than the one before
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class FullPosterior:
         return Sample.of(self.precision)
 
     def require_accuracy(self) -> None:
-        """Refuse float32 products whose error shows in the variances of a sample of the training rows."""
+        """Refuse float32 products that make variances at a sample of the training rows inaccurate."""
         few = self._sample.rows
         norms, cross = row_norms(few, self.precision.prior, self.precision.memory), self.precision.cross_gram(few)
         variance = self._variance(few, norms, cross)
@@ -91,7 +91,7 @@ def factor_gram(K: Tensor) -> tuple[Tensor, float, Callable[[], float]]:
 
     def freedom() -> float:
         # N·C − tr R, summed as the rows' own shares, each between 0 and 1: cheap, but it cancels where the data
-        # say next to nothing; then tr(L⁻¹KL⁻ᵀ), a sum of positive terms.
+        # say very little; then tr(L⁻¹KL⁻ᵀ), a sum of positive terms.
         plain = float((1.0 - inverse_square_sums(L)).clamp(min=0.0).sum())
         if plain >= WEAK_DATA * len(L):
             return plain

@@ -16,7 +16,7 @@ from ..network.layout import Layout
 
 @dataclass(frozen=True)
 class Factors:
-    """Of a weight: A (d_in, d_in) and B (d_out, d_out); of a bias: B alone."""
+    """For a weight: A (d_in, d_in) and B (d_out, d_out); for a bias: B alone."""
 
     A: Tensor | None
     B: Tensor

@@ -27,7 +27,7 @@ def fit_subnet(precision: Precision, S: Tensor, form: Form | None = None) -> Sub
 def fit_path(precision: Precision, S: Tensor, ks: Sequence[int]) -> list[SubnetPosterior]:
     """Posteriors over the first k of S, for each of these k."""
     if len(ks) == 1:
-        S = S[: ks[0]].sort().values  # neighbours are faster to fetch; the order does not matter to one alone
+        S = S[: ks[0]].sort().values  # neighbours are faster to fetch; for a single k the order does not matter
         return [*(fit_primal if natural_form(len(S), precision.n_rows) == "primal" else fit_dual)(precision, S, ks)]
     small = sorted({k for k in ks if natural_form(k, precision.n_rows) == "primal"})
     large = sorted({k for k in ks if natural_form(k, precision.n_rows) == "dual"})
@@ -45,7 +45,7 @@ def fit_path(precision: Precision, S: Tensor, ks: Sequence[int]) -> list[SubnetP
 
 
 def path_variances(posteriors: Sequence[SubnetPosterior], jacobian: Jacobian, memory: int) -> list[Tensor]:
-    """`variance` of several posteriors (M, C), where possible together: prefixes of one order share their columns."""
+    """`variance` of several posteriors (M, C), together if possible: prefixes of one order share their columns."""
     longest = max(posteriors, key=lambda posterior: len(posterior.indices))
     prefixes = all(torch.equal(one.indices, longest.indices[: len(one.indices)]) for one in posteriors)
     if len(posteriors) == 1 or not prefixes:

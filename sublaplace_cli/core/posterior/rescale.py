@@ -1,6 +1,6 @@
 """Rescaling a sub-network's variance, too small by Theorem 1: one or two numbers that are fitted to the full posterior.
 
-They are fitted on the training rows, each with the variance that it would have without that row, in closed form.
+They are fitted on the training rows, using each row's variance when that row is left out, in closed form.
 """
 
 import math
@@ -26,7 +26,7 @@ DIRECTION_REFINEMENTS = 40
 
 @dataclass(frozen=True)
 class Rescale:
-    """variance → c·variance + b·‖g outside S‖²; c is None where the sub-network's variance is 0 on all rows."""
+    """variance → c·variance + b·‖g outside S‖²; c is None if the sub-network's variance is 0 on all rows."""
 
     c: float | None = 1.0
     b: float = 0.0
@@ -101,7 +101,7 @@ def rescale_to_full(
 
 
 def fit_scale(full: Tensor, own: Tensor) -> float | None:
-    """√c that minimises Σ|σ_full − √c σ|; None where σ is 0 throughout."""
+    """√c that minimises Σ|σ_full − √c σ|; None if σ is 0 everywhere."""
     some = own > 0
     if not bool(some.any()):
         return None
@@ -125,7 +125,7 @@ def fit_rescale(kind: Kind, full: Tensor, own: Tensor, outside: Tensor) -> Resca
 
 
 def _hybrid(sigma: Tensor, own: Tensor, outside: Tensor) -> Rescale:
-    """For a given direction of (c, b) the length is a weighted median; the direction is searched on a line."""
+    """For a fixed direction of (c, b) the length is a weighted median; a line search finds the direction."""
     own_size, outside_size = float(own.mean()), float(outside.mean())
 
     def along(angle: float) -> tuple[float, Rescale]:

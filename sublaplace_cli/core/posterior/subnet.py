@@ -1,4 +1,4 @@
-"""What the two forms of a sub-network's posterior share: their base class, their sizes, and which form is smaller."""
+"""Common to both forms of a sub-network's posterior: base class, memory sizes, and the choice of the smaller form."""
 
 from abc import abstractmethod
 from collections.abc import Callable

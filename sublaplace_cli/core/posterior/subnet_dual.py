@@ -42,7 +42,7 @@ class SubnetDual(SubnetPosterior):
         return dual_variance(self.factor, cross, norms, self.condition, residual_norms, system_residual)
 
     def draw(self, count: int, seed: int) -> Tensor:
-        """A prior draw u, corrected by what the rows A would have seen of it: no k × k matrix."""
+        """A prior draw u, corrected by its effect on the rows of A: no k × k matrix."""
         normal = standard_normal(seed, count, self.factor.device)
         u, noise = normal(len(self.indices)), normal(len(self.factor))
         seen = self.columns.T @ u + noise

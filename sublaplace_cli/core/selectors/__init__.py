@@ -22,7 +22,7 @@ from ..omega.precision import Precision
 
 @dataclass(frozen=True)
 class SelectorFacts:
-    """What is known before any gradient is computed; a method's `check` reads it."""
+    """Facts known before any gradient is computed; the input of a method's `check`."""
 
     layout: Layout
     last_linear: tuple[str, ...]  # parameter names of the last nn.Linear that runs
@@ -41,7 +41,7 @@ class SelectionProblem:
     last_linear: tuple[str, ...]  # parameter names of the last nn.Linear that runs
     seed: int = 0
     pool: str = "all"
-    other_rows: Jacobian | None = None  # the reference rows, where they are not the training rows
+    other_rows: Jacobian | None = None  # the reference rows, if they are not the training rows
 
     @property
     def reference(self) -> Jacobian:

@@ -32,7 +32,7 @@ check = check_pool
 
 
 def advise(problem: SelectionProblem, k: int) -> str | None:
-    """A note where columns will probably be dropped and computed again."""
+    """A note if columns will probably be dropped and recomputed."""
     size, precision = pool_size(problem.pool, k, problem.layout.size), problem.precision
     if _is_small(size, k, precision) or columns_held(precision) >= min(first_width(k), size):
         return None
@@ -214,7 +214,7 @@ def _pivot_inside(
 
     if B.device.type != "cpu":
         return pivots_on_device(B, most, ends)
-    matrix = B.numpy()  # a pivot is a few calls on a few hundred numbers: each would cost several times more in torch
+    matrix = B.numpy()  # a pivot is a few calls on a few hundred numbers: torch calls would cost several times more
     d = matrix.diagonal().copy()  # −∞ once taken
     rows = np.empty((min(most, len(d)), len(d)))
     taken: list[int] = []

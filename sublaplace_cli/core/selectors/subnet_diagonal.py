@@ -1,4 +1,4 @@
-"""The k smallest entries of diag(Ω), as earlier sub-network methods choose."""
+"""The k smallest entries of diag(Ω), the choice of earlier sub-network methods."""
 
 from . import Selection, SelectionProblem, smallest
 

@@ -60,7 +60,7 @@ class _VarianceSearch:
         self.gains: list[float] = []
 
     def step(self) -> bool:
-        """Choose one more parameter and update the others; False where none would add anything."""
+        """Choose one more parameter and update the others; False if no candidate adds variance."""
         few = self._best()
         d, c = self._recomputed(few)
         if not self._agree(few, d, c):

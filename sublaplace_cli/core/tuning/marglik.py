@@ -19,7 +19,7 @@ NEAR = (0.1, 1.0)  # steps in the logarithm, up and down, with several groups
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything that the marginal likelihood depends on besides its arguments."""
+    """The data of the marginal likelihood."""
 
     kernels: Sequence[Tensor]  # one group: eigenvalues (N·C,); several: Gram matrices (N·C, N·C), each for unit prior
     squares: Sequence[float]  # ‖θ_g‖² of each group
@@ -75,7 +75,7 @@ def maximise(
 
     x = _climb(value, start[free])
     better = _best_of_grid(value, x)
-    if float(value(better)) > float(value(x)) + 1e-9 * abs(float(value(x))):  # has never happened: it is concave
+    if float(value(better)) > float(value(x)) + 1e-9 * abs(float(value(x))):  # not expected: it is concave
         x = _climb(value, better)
     best = torch.tensor([*alphas, sigma2], dtype=torch.float64).masked_scatter(free, x.exp().clamp(LEAST, MOST))
     found = best.tolist()

@@ -1,4 +1,4 @@
-"""One prior precision, chosen by the predictions for other rows: one eigendecomposition gives these for every α."""
+"""One prior precision, chosen by predictions at other rows: one eigendecomposition yields them for every α."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 
 @dataclass(frozen=True)
 class Spectrum:
-    """What the variances depend on besides α, for a prior of α on every parameter."""
+    """Everything besides α that the variances depend on, for a prior of α on every parameter."""
 
     eigenvalues: Tensor  # λ of A Aᵀ (n,)
     shares: Tensor  # squared parts of A Jᵀ in its eigenvectors (n, M·C)

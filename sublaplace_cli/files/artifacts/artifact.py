@@ -52,7 +52,7 @@ class Artifact:
         return self.rows(name, 0, entry["shape"][0])
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows [start, stop) of a tensor; the first time whole pieces, because only these can be verified."""
+        """Rows [start, stop) of a tensor; the first read loads whole pieces, because only these can be verified."""
         entry = self._entry(name)
         step, last = entry["rows_per_piece"], entry["shape"][0]
         pieces = [left for left in range(start - start % step, max(stop, 1), step) if (name, left) not in self.checked]

@@ -15,7 +15,7 @@ PART_SUFFIX = ".part"
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with one text per value: sorted keys, no spaces, no NaN."""
+    """JSON with a unique text per value: sorted keys, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 
@@ -25,7 +25,7 @@ def digest_of(value: Any) -> str:
 
 
 def digest_of_files(paths: list[Path], below: Path | None = None) -> str:
-    """sha256 of one file; of several, the digest of their names relative to `below` (if set) and their sha256."""
+    """sha256 of one file; for several, the digest of their names relative to `below` (if set) and their sha256."""
     digests = []
     for path in paths:
         with open(path, "rb") as file:

@@ -1,7 +1,7 @@
 """The bytes of an artifact: a safetensors header with our metadata, then the tensors in the order of their names.
 
 One metadata key, `sublaplace`, holds canonical JSON: what the file is, what it was computed from, and a sha256 of every
-piece of every tensor. A piece is some consecutive rows, so that a part of a large tensor can be read and checked.
+piece of every tensor. A piece is a range of rows, so that a part of a large tensor can be read and checked.
 """
 
 import json
@@ -20,7 +20,7 @@ ARTIFACT_SCHEMA = 1
 METADATA_KEY = "sublaplace"
 DTYPE_NAMES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}
 DTYPE_OF_NAME = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-PIECE_BYTES = 4 * 2**20  # with its own checksum: small enough to read alone, large enough for a short header
+PIECE_BYTES = 4 * 2**20  # per checksum: small enough to read alone, large enough for a short header
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def whole_plans(tensors: Mapping[str, Tensor]) -> dict[str, TensorPlan]:
 
 
 def by_rows(dtype: torch.dtype, shape: tuple[int, ...], rows_per_write: int) -> TensorPlan:
-    """The plan of a tensor that is written some rows at a time; a piece is as many writes as fill PIECE_BYTES."""
+    """The plan of a tensor that is written a few rows at a time; a piece is as many writes as fill PIECE_BYTES."""
     one_write = dtype.itemsize * math.prod(shape[1:]) * rows_per_write
     return TensorPlan(dtype, shape, rows_per_write * max(1, PIECE_BYTES // max(1, one_write)))
 

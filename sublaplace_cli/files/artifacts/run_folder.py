@@ -67,7 +67,7 @@ class RunFolder:
         return folder
 
     def _claim(self, force: bool) -> None:
-        for leftover in self.path.iterdir():  # of a killed run: we have the lock, so none is alive
+        for leftover in self.path.iterdir():  # from a killed run: we hold the lock, so no run is active
             if LEFTOVER.fullmatch(leftover.name):
                 leftover.unlink()
         known = None if force else self._known_identity()

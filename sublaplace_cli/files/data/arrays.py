@@ -1,6 +1,6 @@
 """Named or single arrays: npz, npy and safetensors. Nothing is ever unpickled.
 
-Sizes come from the headers and are checked before memory is taken: a small npz can declare terabytes.
+Sizes are read from the headers and checked before memory is allocated: a small npz can declare terabytes.
 """
 
 import io
@@ -129,7 +129,7 @@ def _unreadable(path: Path, error: Exception, what: str = "npz") -> UserError:
 
 
 def _member_bytes(path: Path, members: Members, name: str) -> int:
-    """The bytes that a member will take, from its header; refuses hostile ones."""
+    """The memory that a member needs, from its header; refuses malicious ones."""
     info, where = members[name], f"{path}: array '{name}'"
     if info.flag_bits & 0x1:
         raise UserError(f"{where} is encrypted", hint="save it without a password")

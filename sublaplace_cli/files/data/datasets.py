@@ -99,7 +99,7 @@ def load_splits(
 def _read_sources(
     data: DataSpec, origins: Sequence[str], resolve: Resolve, memory: int, needs_train: bool
 ) -> dict[str, Source]:
-    """The source of each split; a file is read once, into the memory that the others leave."""
+    """The source of each split; each file is read once, within the memory that is left."""
     train = origin_of(data, "train")
     has_path = (getattr(_split_spec(data, train), "path", None) or data.path) is not None
     training_path = _path(data, train, resolve) if needs_train and has_path else None

@@ -1,6 +1,6 @@
 """The records between a data file and a split, and the choice of rows.
 
-A reader is a function `read_…(request: ReadRequest) -> Source`; it checks sizes before it takes memory.
+A reader is a function `read_…(request: ReadRequest) -> Source`; it checks sizes before it allocates memory.
 """
 
 import re
@@ -24,7 +24,7 @@ ROW_SLICE = re.compile(r"\s*(-?\d{1,18})?\s*:\s*(-?\d{1,18})?\s*(?::\s*(-?\d{1,1
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """What a reader should read, and how much memory it may take."""
+    """What a reader should read, and its memory budget."""
 
     path: Path
     columns: ColumnsSpec | None
@@ -40,7 +40,7 @@ class Source:
     path: Path
     inputs: ArrayInputs
     targets: np.ndarray | None
-    held: int = 0  # bytes of memory taken (0 for a memory map)
+    held: int = 0  # bytes of memory used (0 for a memory map)
     input_columns: tuple[str, ...] | None = None
     target_columns: tuple[str, ...] | None = None
     first_line: int | None = None  # text files: the 1-based line of row 0
@@ -60,13 +60,13 @@ class ChosenRows:
     targets: np.ndarray | None
 
     def row_label(self, position: int) -> str:
-        """The name in messages of the row at this position."""
+        """The name of the row at this position, for messages."""
         row, first_line = int(self.rows[position]), self.source.first_line
         return f"row {row}" if first_line is None else f"line {row + first_line}"
 
 
 def map_inputs(function: Callable[[Any], Any], inputs: Any) -> Any:
-    """`function` applied to each of the inputs: one, or a tuple or dict of them."""
+    """Apply `function` to each of the inputs: one, or a tuple or dict of them."""
     if isinstance(inputs, dict):
         return {name: function(value) for name, value in inputs.items()}
     return tuple(map(function, inputs)) if isinstance(inputs, tuple) else function(inputs)
@@ -84,7 +84,7 @@ def labelled(inputs: Any) -> list[tuple[str, Any]]:
 
 
 def refuse_if_larger(size: int, memory: int, what: str) -> None:
-    """Refuse data that does not fit, before memory is taken."""
+    """Refuse data that does not fit, before memory is allocated."""
     if size > memory:
         message = f"{what} takes {format_bytes(size)}, but only {format_bytes(max(memory, 0))} may be used"
         raise UserError(message, hint="raise --memory, or store fewer rows, fewer columns or a smaller dtype")

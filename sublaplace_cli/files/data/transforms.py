@@ -33,7 +33,7 @@ class MeanStd:
 
 @dataclass(frozen=True)
 class Scales:
-    """The standardisation of inputs and targets; None where there is none."""
+    """The standardisation of inputs and targets; None if there is none."""
 
     input: MeanStd | None
     target: MeanStd | None
@@ -138,7 +138,7 @@ def _checked(scale: MeanStd, field: str) -> MeanStd:
 
 
 def measured_scale(rows: np.ndarray, steps: tuple[RowStep, ...] = ()) -> MeanStd:
-    """Mean and population std of each element over these rows after `steps`; std 1 where it is constant."""
+    """Mean and population std of each element over these rows after `steps`; std 1 if it is constant."""
     transformed = Preparation(steps)
 
     def chunks() -> Iterator[np.ndarray]:
@@ -152,7 +152,7 @@ def measured_scale(rows: np.ndarray, steps: tuple[RowStep, ...] = ()) -> MeanStd
         low = np.minimum(low, chunk.min(axis=0))
         high = np.maximum(high, chunk.max(axis=0))
     constant = low == high
-    # A rounded mean would leave a constant column slightly off zero.
+    # With a rounded mean a constant column would not become exactly zero.
     mean = np.where(constant, low, total / len(rows))
     # A second pass sums squares around the mean: Σx² − N·mean² cancels for columns far from zero.
     squares: Any = 0.0

@@ -20,7 +20,7 @@ FOREIGN = {
 
 
 def check_file(path: Path, what: str, memory: int) -> None:
-    """Refuse what cannot be a file of `what`, or is larger than the allowed memory."""
+    """Refuse a path that cannot be a file of `what`, or a file larger than the allowed memory."""
     if path.is_dir():
         raise UserError(f"{path}: is a folder, expected {what}")
     if not path.exists():

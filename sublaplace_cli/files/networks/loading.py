@@ -20,7 +20,7 @@ from .weights import checked_weights, put_weights
 
 @dataclass(frozen=True)
 class NetworkSource:
-    """What all networks of a spec are loaded with."""
+    """Settings for loading the networks of a spec."""
 
     resolve: Callable[[str, str], Path]  # (value, field of the spec) → path
     allow_code: Sequence[str]  # packages whose code may run

@@ -17,7 +17,7 @@ ITEM_BYTES = {
 TORCH_DTYPES = {"float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"}
 HARMLESS = {"collections.OrderedDict", "collections.Counter", "torch.nn.parameter.Parameter"}
 HARMLESS |= {f"torch.{name}" for name in ("Size", "device", "Tensor", *ITEM_BYTES, *TORCH_DTYPES)}
-# The exceptions that a damaged pickle can cause; any other one would be our bug.
+# The exceptions that a damaged pickle can cause; any other one would be a bug here.
 _WRONG_CONTENT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError)
 DAMAGE = (*_WRONG_CONTENT, pickle.UnpicklingError, struct.error, zipfile.BadZipFile, EOFError, OSError, MemoryError)
 

@@ -127,7 +127,7 @@ class PosteriorSpec(Part):
 
 
 class OracleSpec(Part):
-    """What coverage is measured against: another model, or its stored predictions."""
+    """The reference for coverage: another model, or its stored predictions."""
 
     weights: WeightsSpec | None = None
     build: BuildSpec | None = None

@@ -1,7 +1,7 @@
 """`Part`, the base of all models of the spec.
 
 pydantic reports one mistake in a union or a literal several times. So choices are checked by hand (see `values`), and
-every message is rewritten in plain words before it leaves a `Part`.
+a `Part` rewrites every message in plain words.
 """
 
 import difflib
@@ -61,7 +61,7 @@ class Part(BaseModel):
         if isinstance(raw, Mapping):
             key_of = cls.keys()
             findings += cls.rules({key_of.get(str(name), str(name)): value for name, value in raw.items()})
-            # a misspelt key has its own message with a suggestion: do not report it as missing too
+            # a misspelt key already has a message with a suggestion: do not report it as missing too
             misspelt = _meant(findings, set(key_of.values())) - raw.keys()
             findings = [found for found in findings if not misspelt.intersection(found.location[:1])]
         if findings:

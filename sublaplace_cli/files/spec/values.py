@@ -32,7 +32,7 @@ def number(value: object) -> float:
 
 
 def by_hand(check: Callable[[Any], Any]) -> WrapValidator:
-    """`check` instead of pydantic's own validation; values are still dumped as the annotated type."""
+    """`check` instead of pydantic's validation; values are still dumped as the annotated type."""
     return WrapValidator(lambda value, _: check(value))
 
 
@@ -89,7 +89,7 @@ def one_or_list(item: Callable[[object], Any]) -> Callable[[object], Any]:
 
 
 def each(item: Callable[[object], Any], entries: Iterable[tuple[str | int, object]]) -> list[Any]:
-    """All items checked; the problems of all of them are raised together, each at its own location."""
+    """Check all items; their problems are raised together, each at its location."""
     findings: list[Finding] = []
     checked = []
     for key, value in entries:

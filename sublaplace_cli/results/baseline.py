@@ -17,7 +17,7 @@ class Baseline:
     """The part of an earlier result that is compared."""
 
     path: Path
-    rows: tuple[Row, ...]  # of a sweep: the means
+    rows: tuple[Row, ...]  # for a sweep: the means
     provenance: Mapping[str, Any]
     is_sweep: bool
     bracket: Any = None
@@ -40,7 +40,7 @@ class Baseline:
         return None
 
     def row(self, like: Row) -> Row | None:
-        """Its row of the same method at the same k, or over the same ks."""
+        """The baseline's row of the same method at the same k, or over the same ks."""
         same = (like.method, like.k, like.ks)
         return next((row for row in self.rows if (row.method, row.k, row.ks) == same), None)
 
@@ -98,7 +98,7 @@ def _are_mappings(value: Any) -> bool:
 def _is_number(value: Any) -> bool:
     try:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # an integer too large for a float
         return False
 
 

@@ -24,7 +24,7 @@ class LayerShare:
 
 @dataclass(frozen=True)
 class Figures:
-    """Everything that is drawn in addition to the rows of the result."""
+    """Data of the pictures, in addition to the rows of the result."""
 
     calibration_axes: tuple[str, str]  # labels of x and y
     calibration: Sequence[Series]

@@ -9,7 +9,7 @@ from .limits import Limit
 from .metric_table import METRICS
 from .result import Answer, Result, Row, SweepResult
 
-WHOLE_ROW = "baseline"  # in place of a metric, where a whole row could not be compared
+WHOLE_ROW = "baseline"  # instead of a metric, if a whole row could not be compared
 Judged = TypeVar("Judged", bound=Result | SweepResult)
 
 
@@ -50,7 +50,7 @@ class Check:
 
     @property
     def description(self) -> str:
-        """“gradient (k = 200): w2 = 0.12, limit max 0.1”, and what else is known."""
+        """“gradient (k = 200): w2 = 0.12, limit max 0.1”, with baseline and standard error if known."""
         if self.metric == WHOLE_ROW:
             return f"{self.row.name}: {self.why}"
         value = self.row.value(self.metric)
@@ -110,7 +110,7 @@ class Gate:
 
 
 def judge(result: Judged, limits: Sequence[Limit], baseline: Baseline | None, significant: bool) -> Judged:
-    """The result with its gate; as it is if there is nothing to judge."""
+    """The result with its gate; unchanged if there is nothing to judge."""
     if not limits and baseline is None:
         return result
     checks: list[Check] = []

@@ -12,7 +12,7 @@ from .metric_table import LISTED, METRICS
 
 LimitKind = Literal["max", "min", "below", "above", "max_regression"]
 _BREAKS = {"max": operator.gt, "min": operator.lt, "below": operator.ge, "above": operator.le}  # (value, amount)
-# --fail-if states what must not happen; the limit is the opposite, what must hold.
+# --fail-if states what must not hold; the limit is the opposite.
 _MUST_HOLD: dict[str, LimitKind] = {">": "max", "<": "min", ">=": "below", "<=": "above"}
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 

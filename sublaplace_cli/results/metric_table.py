@@ -13,7 +13,7 @@ NOMINAL = 0.95  # the coverage that "nominal" metrics should have
 
 @dataclass(frozen=True)
 class MetricColumn:
-    """A column of the table for people."""
+    """A column of the text table."""
 
     dropped: int | None = None  # on a narrow terminal, columns with small numbers go first; None stays
     hidden_at: float | None = None  # shown only if some row has another value
@@ -29,12 +29,12 @@ class Metric:
     definition: str
     column: MetricColumn | None = None  # None: only in JSON, JSON lines, CSV and TSV
     per_row: bool = False  # a mean over rows, with a standard error NAME_se
-    needs: Literal["oracle", "bracket"] | None = None  # "bracket": in a row only where the full posterior is bounded
+    needs: Literal["oracle", "bracket"] | None = None  # "bracket": only if the full posterior is bounded
     axis: str | None = None  # its axis label in the curves over k
-    module: str = "sublaplace_cli.core.metrics"  # has the function that computes it, which has its name
+    module: str = "sublaplace_cli.core.metrics"  # of the function that computes it, which has the same name
 
 
-# In the order of the table for people; a JSON row has those that need a bracket last.
+# In the order of the text table; a JSON row has those that need a bracket last.
 _TABLE = (
     Metric("rescale", None, "factor c of the rescaled variance (1: as it is)", MetricColumn(11, hidden_at=1.0)),
     Metric("remainder", None, "factor b of the variance outside the sub-network", MetricColumn(9, hidden_at=0.0)),

@@ -28,11 +28,11 @@ class Row:
     ks: tuple[int | None, ...] | None = None  # of a mean over runs that differ in k
 
     def value(self, metric: str) -> float | None:
-        """The metric, None where it is not known."""
+        """The metric; None if it is not known."""
         return self.values.get(metric)
 
     def error(self, metric: str) -> float | None:
-        """Its standard error, None where it is not known."""
+        """Its standard error; None if it is not known."""
         return self.values.get(f"{metric}_se")
 
     @property
@@ -60,7 +60,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Setup:
-    """What was evaluated. In a sweep, what differs between the runs is None."""
+    """What was evaluated. In a sweep, values that differ between the runs are None."""
 
     task: str
     n_train: int
@@ -82,7 +82,7 @@ class Result:
     full: Row | None
     rows: tuple[Row, ...]
     gate: "Gate | None" = None
-    details: Mapping[str, Any] = field(default_factory=dict)  # "tuned" and "bracket", where there are any
+    details: Mapping[str, Any] = field(default_factory=dict)  # "tuned" and "bracket", if present
     artifacts: Mapping[str, str] = field(default_factory=dict)
     seconds: Mapping[str, float] | None = None  # None: not part of the JSON
 
@@ -93,7 +93,7 @@ class Result:
 
     @property
     def bracket(self) -> Any:
-        """How the bounds of the full posterior were computed, None without them."""
+        """How the bounds of the full posterior were computed; None without bounds."""
         return self.details.get("bracket")
 
     def reproducible(self) -> Self:
@@ -117,7 +117,7 @@ class SweepMember:
     result: Result
 
     def as_dict(self) -> dict[str, Any]:
-        """The part of the run that is its own."""
+        """The run as JSON, without what all runs share."""
         result = self.result
         return {
             "checkpoint": self.checkpoint,

@@ -39,7 +39,7 @@ def combine(labels: Sequence[RunLabel], results: Sequence[Result]) -> SweepResul
 
 
 def combine_plans(checkpoints: Sequence[str], plans: Sequence[Listing]) -> Listing:
-    """The dry run of a sweep: runs follow one another, so memory is that of the largest, and files add up."""
+    """The dry run of a sweep: memory is that of the largest run, because runs are sequential; files add up."""
     values = [plan.values for plan in plans]
     numbered = list(enumerate(values, start=1))
     combined = {
@@ -81,7 +81,7 @@ def _mean(rows: Sequence[Row], members: Sequence[SweepMember]) -> Row:
 
 
 def _independent(values: Sequence[float], members: Sequence[SweepMember]) -> list[float]:
-    """One value per checkpoint, because its seeds are not further trainings; with one checkpoint, one per seed."""
+    """One value per checkpoint, because its seeds are not separate trainings; with one checkpoint, one per seed."""
     by_checkpoint: dict[str, list[float]] = {}
     for member, value in zip(members, values, strict=True):
         by_checkpoint.setdefault(member.checkpoint, []).append(value)

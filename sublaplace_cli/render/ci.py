@@ -28,7 +28,7 @@ def junit(answer: Answer) -> str:
 
 
 def _xml(text: str) -> str:
-    """Without the characters that XML cannot hold."""
+    """The text without characters that XML cannot hold."""
     return "".join(c if c in "\t\n" or ord(c) >= 32 else "\ufffd" for c in text)
 
 
@@ -40,7 +40,7 @@ def github(answer: Answer) -> str:
             kind = "error" if check.verdict == "failed" else "warning"
             name = _data(f"sublaplace: {check.metric} {check.verdict}").replace(":", "%3A").replace(",", "%2C")
             lines.append(f"::{kind} title={name}::{_data(check.description)}")
-    # Limits that hold have one notice in common: a step shows only ten annotations of each kind.
+    # Limits that hold share one notice: a step shows only ten annotations of each kind.
     whole = gate_summary(answer) if checks_of(answer) else title(answer)
     return "\n".join([*lines, f"::notice title=sublaplace::{_data(whole or 'done')}"])
 

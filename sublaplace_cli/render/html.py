@@ -91,7 +91,7 @@ def _changes(result: Result | SweepResult) -> list[str]:
 
 
 def _missing(result: Result | SweepResult) -> list[str]:
-    """Why some numbers are missing, each reason once."""
+    """Reasons for missing numbers, each reason once."""
     reasons: dict[str, set[str]] = {}
     for row in result.rows:
         for metric, why in row.why.items():

@@ -139,7 +139,7 @@ def _band(axes: Axes, ks: list[int], values: Sequence[float], errors: Sequence[f
 
 
 def _bracket(axes: Axes, rows: Sequence[Row]) -> None:
-    """The interval that holds W2, where only bounds of the full posterior are known."""
+    """The interval that holds W2, if only bounds of the full posterior are known."""
     for row in rows:
         low, high = row.value("w2_low"), row.value("w2_high")
         if low is not None and high is not None and row.k is not None:
@@ -220,7 +220,7 @@ def _colour(number: int) -> str:
 
 
 def _marker(number: int) -> str:
-    """Shifted by one each time that the colours start again."""
+    """The marker, shifted by one each time the colours repeat."""
     return MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
 
 

@@ -24,7 +24,7 @@ HIDDEN_AT = {"seed": 0, **{metric.name: column.hidden_at for metric, column in _
 # Dropped in this order if the terminal is too narrow: a truncated number is worse than none.
 _BY_IMPORTANCE = sorted((column.dropped, metric.name) for metric, column in _COLUMNS.items() if column.dropped)
 DROPPED_FIRST = (*_ERROR_COLUMNS, *(name for _, name in _BY_IMPORTANCE))
-MEAN_LABEL = "mean"  # in place of a checkpoint
+MEAN_LABEL = "mean"  # instead of a checkpoint
 VALUE_HEADING = "value"  # of a column that holds words as well as numbers
 LEFT_ALIGNED = ("checkpoint", "method", VALUE_HEADING)
 
@@ -57,7 +57,7 @@ def markdown(answer: Answer) -> str:
 
 
 def table(answer: Answer) -> str:
-    """A table for people, as plain text, as wide as it needs to be."""
+    """A plain-text table, as wide as needed."""
     from rich.console import Console as RichConsole
 
     out = io.StringIO()
@@ -105,7 +105,7 @@ def title(answer: Answer) -> str:
 
 
 def short_grid(answer: Answer, width: int | None = None) -> tuple[list[str], list[list[str]]]:
-    """Columns that hold something, rounded, as many as fit into `width`; the full posterior is the last row."""
+    """Non-empty columns, rounded, as many as fit into `width`; the full posterior is the last row."""
     if isinstance(answer, Listing):
         return ["", VALUE_HEADING], _listing_rows(answer)
     rows = _all_rows(answer)
@@ -135,7 +135,7 @@ def _delimited(answer: Answer, delimiter: str) -> str:
     out = io.StringIO()
     writer = csv.writer(out, delimiter=delimiter, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows([row.get(key) for key in columns] for row in rows)  # None is written as nothing
+    writer.writerows([row.get(key) for key in columns] for row in rows)  # None becomes an empty cell
     return out.getvalue()
 
 

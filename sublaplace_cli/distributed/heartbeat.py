@@ -91,7 +91,7 @@ class Heartbeat(threading.Thread):
 
     @contextmanager
     def _locked_store(self) -> Iterator[Any]:
-        """The store, for one thread at a time; raises where another thread still waits for its answer."""
+        """The store, for one thread at a time; raises if another thread still waits for its response."""
         if not self.store_lock.acquire(timeout=REPORT_WAIT):
             raise TimeoutError("the store does not answer")
         try:
@@ -100,7 +100,7 @@ class Heartbeat(threading.Thread):
             self.store_lock.release()
 
     def _try_store(self, use: Callable[[Any], Any]) -> Any:
-        """What `use` gets from the store; None if the store is gone or does not answer."""
+        """The result of `use` on the store; None if the store is gone or does not respond."""
         try:
             with self._locked_store() as store:
                 return use(store)
@@ -175,7 +175,7 @@ class Heartbeat(threading.Thread):
             _wait_for(lambda: all(self._store_has(f"confirmed/{m['rank']}") or self._has_ended(m) for m in others))
 
     def claim_printing(self) -> bool:
-        """Whether this rank prints: the first to ask does. Without a store, the first rank left on each machine."""
+        """Whether this rank prints: the first caller does. Without a store, the first live rank per machine."""
         printing = self._try_store(lambda store: store.compare_set(PRINTED_KEY, "", str(self.rank)).decode())
         if printing is not None:
             return printing == str(self.rank)

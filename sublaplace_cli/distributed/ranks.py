@@ -30,7 +30,7 @@ def current_rank() -> RankInfo:
     """Rank that the launcher set; a single rank without a launcher."""
     if _environment_int("WORLD_SIZE", 1) < 2:
         return RankInfo()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # we report a lost connection ourselves, and once
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # this package reports a lost connection, once
     rank, size = _environment_int("RANK"), _environment_int("WORLD_SIZE")
     info = RankInfo(rank, size, _environment_int("LOCAL_RANK", 0), _environment_int("LOCAL_WORLD_SIZE", 1))
     if not 0 <= rank < size:

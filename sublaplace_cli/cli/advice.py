@@ -1,11 +1,11 @@
-"""Which flag or spec key helps: the hint for each reason that the numerics can give."""
+"""The hint for each reason of a numerical error: which flag or spec key helps."""
 
 from ..errors import Reason, SublaplaceError
 
 _RAISE = "raise posterior.prior_precision or posterior.noise_variance"
 ADVICE = {
-    Reason.NOT_POSITIVE_DEFINITE: "likely causes: (a) non-finite or huge gradients, (b) a prior precision that is tiny "
-    f"beside the data term: {_RAISE}, (c) parameters that are exact copies",
+    Reason.NOT_POSITIVE_DEFINITE: "likely causes: (a) non-finite or huge gradients, (b) a prior precision much "
+    f"smaller than the data term: {_RAISE}, (c) parameters that are exact copies",
     Reason.ILL_CONDITIONED: f"{_RAISE}, or rescale the model's outputs",
     Reason.SCHUR_COMPLEMENT_LOST: f"{_RAISE}, or choose a smaller k",
     Reason.THEOREM_1_BROKEN: "a larger sub-network can never have a smaller variance, so rounding has taken over: "
@@ -27,7 +27,7 @@ ADVICE = {
 
 
 def hint_of(error: SublaplaceError) -> str | None:
-    """The error's own hint, else the advice for its reason."""
+    """The hint of the error if it has one, otherwise the advice for its reason."""
     if error.hint is not None or error.reason is None:
         return error.hint
     return ADVICE[error.reason]

@@ -117,7 +117,7 @@ def _execute(command: str, settings: Settings) -> None:
         job = parse_job(command, settings)
         from ..files.spec.loading import find_spec, load_spec  # imports pydantic
 
-        spec = load_spec(job.project.spec or find_spec(Path.cwd()))  # a wrong one is reported before torch is imported
+        spec = load_spec(job.project.spec or find_spec(Path.cwd()))  # a wrong spec is reported before torch is imported
         _route_warnings(console)
         from ..commands.runner import follow_job, run_job  # imports torch
 

@@ -91,7 +91,7 @@ class Console:
 
     def _line(self, text: str) -> None:
         with contextlib.suppress(BrokenPipeError):
-            print(text, file=sys.stderr, flush=True)  # noqa: T201 (this is the one place)
+            print(text, file=sys.stderr, flush=True)  # noqa: T201 (the only print)
 
 
 def print_result(text: str) -> None:
@@ -107,14 +107,14 @@ def _stdout() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except OSError as error:
-        # The null device instead of stdout, so that the flush at exit does not fail again.
+        # Redirect stdout to the null device, so that the flush at exit does not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             raise RunError(f"could not write the result to stdout: {error.strerror}") from error
 
 
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """A table for people, to stdout, as wide as the terminal."""
+    """Print a table to stdout, as wide as the terminal."""
     from rich.console import Console as RichConsole
 
     from ..render.text import rich_table

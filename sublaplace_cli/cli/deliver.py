@@ -1,4 +1,4 @@
-"""What a command leaves: the files that the command line names, the result on stdout, the exit code."""
+"""Output of a command: the files that the command line names, the result on stdout, the exit code."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def deliver(job: Job, spec_text: str, outcome: Outcome, console: Console) -> int
 
 
 def write_files(outputs: OutputOptions, outcome: Outcome, spec_text: str) -> None:
-    """Everything that the options name, besides the predictions."""
+    """Write all files that the options name, except the predictions."""
     from ..commands.runner import write_output
 
     for path in outputs.results:
@@ -80,7 +80,7 @@ def _print(job: Job, answer: Answer, console: Console) -> None:
 
 
 def _append_summary(path: str, answer: Answer, console: Console) -> None:
-    """To the runner's file, which other steps write to as well; the verdict does not depend on it."""
+    """Append to the runner's summary file, which other steps also write to; a failure is only a warning."""
     from ..render.ci import github_summary
 
     try:

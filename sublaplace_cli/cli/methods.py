@@ -12,7 +12,7 @@ DEFAULT_RETAIN = 0.9
 
 
 def parse_choices(settings: Settings) -> tuple[Choice, ...]:
-    """Every (method, k) pair that was asked for, in the order typed."""
+    """Every requested (method, k) pair, in the order typed."""
     calls, ks = parse_methods(settings.method), _parse_ks(settings.k)
     if settings.k is not None and not any(call.method.takes_k for call in calls):
         names = ", ".join(call.name for call in calls)
@@ -50,7 +50,7 @@ def _parse_method(name: str) -> MethodCall:
 
 
 def _parse_ks(text: str | None) -> list[int]:
-    """A comma list of positive integers without repetition; empty where none was typed."""
+    """A comma list of positive integers without repetition; empty if none was typed."""
     if text is None or text.strip() == AUTO:
         return []
     ks: list[int] = []
@@ -70,7 +70,7 @@ def is_count(word: str) -> bool:
 
 
 def _parse_retain(settings: Settings, calls: list[MethodCall]) -> float | None:
-    """The fraction that `--k auto` aims at; None for any other k."""
+    """The fraction that `--k auto` must reach; None for any other k."""
     if settings.k is None or settings.k.strip() != AUTO:
         if settings.retain is not None:
             raise UserError("--retain needs --k auto", hint="for example: --k auto --retain 0.9")

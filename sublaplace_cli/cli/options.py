@@ -22,7 +22,7 @@ class Command:
     examples: tuple[str, ...]
 
     def epilog(self) -> str:
-        """Examples, one per line (the mark keeps them from being joined into a paragraph)."""
+        """Examples, one per line (\\b stops Click from joining them into a paragraph)."""
         return "\n".join(["\b", "Examples:", *(f"  {line}" for line in self.examples)])
 
 

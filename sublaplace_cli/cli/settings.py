@@ -9,13 +9,13 @@ from ..catalog import FORMATS, METHODS, NAMES_PREFIX, PICTURES
 
 @dataclass(frozen=True)
 class Text:
-    """Help of one option; a shell completes its value from `names`, and of a comma list its last part."""
+    """Help of one option; a shell completes its value, or the last part of a comma list, from `names`."""
 
     help: str
     metavar: str | None = None
     names: tuple[str, ...] = ()
     is_list: bool = False
-    flags: tuple[str, ...] = ()  # where they are not --NAME
+    flags: tuple[str, ...] = ()  # if they are not --NAME
 
     def complete(self, incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",") if self.is_list else ("", "", incomplete)
@@ -54,7 +54,7 @@ class Settings:
     gram_dtype: Annotated[
         str,
         Text(
-            "of the products in Gram matrices: float64, or float32 where float64 is slow; refused where it shows",
+            "of the products in Gram matrices: float64, or float32 where float64 is slow; refused if too inaccurate",
             "NAME",
             ("float64", "float32"),
         ),
@@ -90,9 +90,9 @@ class Settings:
     ] = None
     indices: Annotated[File, Text("a stored selection, instead of --method and --k", "FILE")] = None
     pool: Annotated[str, Text("candidates of greedy: all, 2k, paper or a number", "POOL")] = "all"
-    score: Annotated[
-        str, Text("weighted (by the output Hessian) or unweighted (Algorithm 1 to the letter)", "KIND")
-    ] = "weighted"
+    score: Annotated[str, Text("weighted (by the output Hessian) or unweighted (exactly Algorithm 1)", "KIND")] = (
+        "weighted"
+    )
     reference: Annotated[str, Text("rows that the scores are computed over: train, test or reference", "SPLIT")] = (
         "reference"
     )
@@ -125,7 +125,7 @@ class Settings:
     )
     fail_if: Annotated[
         tuple[str, ...],
-        Text("exit with 1 where this holds in any row, e.g. 'w2 > 0.1'; may be repeated", "'METRIC OP NUMBER'"),
+        Text("exit with 1 if this holds in any row, e.g. 'w2 > 0.1'; may be repeated", "'METRIC OP NUMBER'"),
     ] = ()
     baseline: Annotated[File, Text("the JSON of an earlier run to compare with", "FILE")] = None
     max_regression: Annotated[

@@ -1,4 +1,4 @@
-"""Options as typed → a job; whatever is wrong with them is refused before anything is read."""
+"""Options as typed → a job; wrong options are refused before anything is read."""
 
 import os
 from dataclasses import fields, replace
@@ -40,7 +40,7 @@ Options = TypeVar("Options")
 
 
 def parse_job(command: str, settings: Settings) -> Job:
-    """Everything that was asked for, parsed once."""
+    """All options, parsed once."""
     _check(settings)
     memory = None if settings.memory is None else parse_bytes(settings.memory, "--memory")
     max_artifact = parse_bytes(settings.max_artifact, "--max-artifact")
@@ -65,7 +65,7 @@ def parse_job(command: str, settings: Settings) -> Job:
 
 
 def _picked(kind: type[Options], settings: Settings, **parsed: Any) -> Options:
-    """A part of the job: what was parsed, and the settings of the same name for the rest."""
+    """A part of the job: the parsed values, and the settings of the same name for the other fields."""
     names = [field.name for field in fields(cast(Any, kind)) if field.name not in parsed]
     return kind(**{name: getattr(settings, name) for name in names}, **parsed)
 
@@ -156,7 +156,7 @@ def _check_posterior(settings: Settings) -> None:
     usual = Settings()
     for name in FIXED_BY_POSTERIOR if settings.posterior is not None else ():
         if getattr(settings, name) != getattr(usual, name):
-            raise UserError(f"--posterior leaves nothing for {_flag(name)} to change: leave {_flag(name)} out")
+            raise UserError(f"{_flag(name)} has no effect with --posterior: leave {_flag(name)} out")
 
 
 def _flag(name: str) -> str:

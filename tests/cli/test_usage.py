@@ -118,7 +118,7 @@ def test_an_unknown_word_is_refused_with_those_that_are_known(name: str) -> None
 @pytest.mark.parametrize("name", FIXED_BY_POSTERIOR)
 def test_a_stored_posterior_leaves_these_nothing_to_change(name: str) -> None:
     first = {"retain": "--k", "full_rows": "--full"}.get(name, f"--{name.replace('_', '-')}")  # it cannot stand alone
-    with pytest.raises(UserError, match=f"--posterior leaves nothing for {first} to change: leave {first} out"):
+    with pytest.raises(UserError, match=f"{first} has no effect with --posterior: leave {first} out"):
         parse_job("evaluate", Settings(posterior=Path("p.safetensors"), **CHANGED[name]))
 
 

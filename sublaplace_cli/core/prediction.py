@@ -17,7 +17,7 @@ class Prediction:
     k: int | None
     mean: Tensor  # (M, C)
     variance: Tensor  # (M, C)
-    freedom: float | None  # tr(Ω_SS⁻¹ (AᵀA)_SS); None where there is no posterior
+    freedom: float | None  # tr(Ω_SS⁻¹ (AᵀA)_SS); None if there is no posterior
     rescale: Rescale = field(default_factory=Rescale)
     indices: Tensor | None = None  # S (k,) of a sub-network
     samples: Tensor | None = None  # draws of the outputs (count, M, C)

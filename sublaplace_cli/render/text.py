@@ -1,4 +1,4 @@
-"""Result formats: an answer in, text out.
+"""Result formats: functions from a result to text.
 
 To add one: write `name(answer) -> str` here, add it to `catalog.FORMATS`, add a test with a real reader.
 The result of `evaluate` is a table of its rows; a listing is a table of names and values.
@@ -36,7 +36,7 @@ def jsonl(answer: Answer) -> str:
 
 
 def csv_text(answer: Answer) -> str:
-    """All keys of the rows in full precision; empty where there is no value."""
+    """All keys of the rows in full precision; missing values are empty."""
     return _delimited(answer, ",")
 
 

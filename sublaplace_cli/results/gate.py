@@ -129,7 +129,7 @@ def judge(result: Judged, limits: Sequence[Limit], baseline: Baseline | None, si
 
 
 def checks_of(answer: Answer) -> tuple[Check, ...]:
-    """All checks of an answer; none if nothing was judged."""
+    """All checks of a result; none if nothing was judged."""
     return () if answer.gate is None else answer.gate.checks
 
 

@@ -44,7 +44,7 @@ class Row:
 
     @property
     def run(self) -> dict[str, Any]:
-        """Checkpoint and seed of a run of a sweep; else empty."""
+        """Checkpoint and seed of a run in a sweep; otherwise empty."""
         return {} if self.checkpoint is None else {"checkpoint": self.checkpoint, "seed": self.seed}
 
     def as_dict(self) -> dict[str, Any]:
@@ -179,14 +179,14 @@ def _setup_and_rows(result: Result | SweepResult) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Listing:
-    """The flat answer of `jacobians`, `select`, `fit` and of a dry run: names and values."""
+    """The flat result of `jacobians`, `select`, `fit` or a dry run: names and values."""
 
     values: Mapping[str, Any]
 
     gate = None  # nothing is judged
 
     def as_dict(self) -> dict[str, Any]:
-        """The answer as JSON."""
+        """The listing as JSON."""
         return dict(self.values)
 
 

@@ -1,4 +1,4 @@
-"""Several runs as one answer: all rows, and mean ± standard error over the runs."""
+"""Several runs as one result: all rows, and mean ± standard error over the runs."""
 
 import math
 import statistics

@@ -66,7 +66,7 @@ class OpenHyperparameters:
 
 
 def settled_by_spec(run: Run, train_outputs: Tensor | None) -> Hyperparameters:
-    """Prior and noise of a spec that leaves nothing to be tuned."""
+    """Prior and noise of a spec with nothing to tune."""
     prior_precision = run.project.spec.posterior.prior_precision
     prior = prior_vector(prior_precision, run.layout, run.project.loaded.path).to(run.device)
     return Hyperparameters(prior_precision, prior, with_noise(run, train_outputs))

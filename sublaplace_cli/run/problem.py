@@ -66,7 +66,7 @@ class Rows:
         }[origin]()
 
     def noise_outputs(self) -> Tensor | None:
-        """f of the training rows (N, C), where the noise variance depends on them."""
+        """f of the training rows (N, C), if the noise variance depends on them."""
         run = self.run
         if run.unit_likelihood.noise_variance is None or not noise_is_from_train(run.project.spec.posterior):
             return None

@@ -1,4 +1,4 @@
-"""A digest of a network's weights, whatever file they came from."""
+"""A digest of a network's weights, independent of their file."""
 
 import hashlib
 

@@ -124,7 +124,7 @@ class BlockPositions:
 
     blocks: list[int]  # numbers of the blocks that hold some of S
     columns: list[Tensor]  # positions within each of these
-    back: Tensor | None  # from rising order to that of S; None where they are the same
+    back: Tensor | None  # from rising order to that of S; None if they are the same
 
     @classmethod
     def of(cls, blocks: Sequence[Block], S: Tensor) -> Self:

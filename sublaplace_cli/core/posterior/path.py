@@ -88,9 +88,9 @@ def _dual_gains(precision: Precision, S: Tensor) -> Tensor:
         P = precision.columns(part).T  # (N·C, b)
         L = safe_cholesky(inverse_of_R.clone(), lambda i: f"training row {i}")
         half = solve_lower(L, P)
-        T = half.T @ half
-        T.diagonal().add_(1.0)
-        corner = safe_cholesky(T)
+        B = half.T @ half
+        B.diagonal().add_(1.0)
+        corner = safe_cholesky(B)
         gains.append(column_squares(solve_lower(corner, solve_lower_transposed(L, half).T).T))
         inverse_of_R.addmm_(P, P.T)
     return torch.cat(gains)

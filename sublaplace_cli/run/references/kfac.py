@@ -34,7 +34,7 @@ def check(run: Run) -> None:
         if run.passes.model(row).ndim != 2:
             raise UserError("--method kfac takes networks that return (rows, outputs), this one returns (rows,)")
     if not _supported(run.passes.model, run.layout)[0]:
-        raise UserError("--method kfac: the network has no nn.Linear or nn.Conv2d with parameters of its own")
+        raise UserError("--method kfac: the network has no nn.Linear or nn.Conv2d with unshared trainable parameters")
 
 
 def predict(inputs: ReferenceInputs) -> Prediction:

@@ -17,7 +17,7 @@ ROWS_PER_FORWARD = 128
 
 @dataclass(frozen=True)
 class InputReader:
-    """Turns rows of a split into tensors on the device; integers stay integers where the network takes them."""
+    """Turns rows of a split into tensors on the device; integers stay integers if the network takes them."""
 
     device: torch.device
     dtype: torch.dtype

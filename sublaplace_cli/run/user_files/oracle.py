@@ -12,7 +12,7 @@ from ..run import Run
 
 
 def oracle_outputs(run: Run) -> Tensor | None:
-    """f of the oracle at the test rows (M, C) float64; None where the spec names none."""
+    """f of the oracle at the test rows (M, C) float64; None if the spec names none."""
     oracle = run.project.spec.oracle
     if oracle is None:
         return None

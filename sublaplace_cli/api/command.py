@@ -35,7 +35,7 @@ def run_command(command: str, *, reporter: Reporter | None = None, **options: An
 
 
 def _typed(name: str, value: Any) -> Any:
-    """The value as the command line would pass it: numbers and paths may be text."""
+    """The value as the command line would pass it: `k=20` and paths as text are accepted."""
     kinds = str(get_type_hints(Settings).get(name))
     if isinstance(value, (list, tuple)):
         return tuple(map(Path, value)) if "Path" in kinds else tuple(value)

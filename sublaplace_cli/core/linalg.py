@@ -109,7 +109,7 @@ def condition_of(K: Tensor) -> float:
 
 
 def check_condition(eigenvalue: float) -> float:
-    """Refuse κ = λmax of A V⁻¹ Aᵀ if float64 has too few digits for it."""
+    """κ = λmax of A V⁻¹ Aᵀ; refused if float64 has too few digits for it."""
     if not eigenvalue < REFUSE_CONDITION:
         found = f"{eigenvalue:.3g} times the prior precision (limit {REFUSE_CONDITION:.0e})"
         problem = f"the problem is too ill-conditioned for float64: the largest eigenvalue of the data term is {found}"

@@ -175,7 +175,7 @@ _group: ProcessGroup | None = None  # the group of this process, while it is in 
 
 @contextmanager
 def worker_group(info: RankInfo, device: str) -> Iterator[WorkerGroup]:
-    """The group of all ranks, with one CUDA device per rank; a single worker if there is only one rank."""
+    """The group of all ranks, with one CUDA device per rank if there are several; one rank is a single worker."""
     global _started, _group
     from .. import device as devices
     from ..core.workers import SINGLE_WORKER

@@ -114,7 +114,7 @@ class RowSource:
 def make_rows(
     source: RowSource, store: bool, form: str | None, done: int, add_up: bool, writer: RowWriter | None = None
 ) -> SplitRows:
-    """The passes from row `done` on, each by one worker; the leader receives and writes them."""
+    """The passes from row `done` on, each by one worker; the leader receives the parts that it writes."""
     n_rows, mine = len(source.split), source.own_rows
     held = BlockBuffer(n_rows if mine is None else len(mine))
     f = torch.zeros(n_rows, source.passes.n_outputs, dtype=torch.float64, device=source.device)

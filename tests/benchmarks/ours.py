@@ -24,7 +24,7 @@ from sublaplace_cli import (
 )
 
 MEMORY = 8 * 2**30
-ONE_PASS = 192 * 2**20  # a budget in which the rows of one pass are summed at a time, without joining several passes
+ONE_PASS = 128 * 2**20  # a budget in which the rows of one pass are summed at a time, without joining several passes
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages, as the command sets it; before the first tensor
 
 

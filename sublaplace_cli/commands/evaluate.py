@@ -22,7 +22,7 @@ from ..run.references.full import full_prediction
 from ..run.run import Run
 from ..run.selections import select
 from ..run.user_files.oracle import oracle_outputs
-from .scoring import score_row, setup_of
+from .measuring import measured_row, setup_of
 
 DEFAULT_FULL_ROWS = 4000
 
@@ -144,8 +144,8 @@ def _result(
     return Result(
         setup=setup_of(run, known.n_train, settled.noise_variance, settled.prior_precision),
         provenance=run.provenance,
-        full=score_row(full, known) if full is not None and known.std_full is not None else None,
-        rows=tuple(score_row(prediction, known) for prediction in predictions),
+        full=measured_row(full, known) if full is not None and known.std_full is not None else None,
+        rows=tuple(measured_row(prediction, known) for prediction in predictions),
         details=details,
         artifacts=_artifacts(run, [*predictions, *([full] if full is not None else [])]),
     )

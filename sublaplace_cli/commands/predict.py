@@ -17,7 +17,7 @@ from ..run.posteriors import Fitted, read_fitted, read_prior
 from ..run.run import Run, parameter_table
 from ..run.user_files.oracle import oracle_outputs
 from .evaluate import Evaluation
-from .scoring import score_row, setup_of
+from .measuring import measured_row, setup_of
 
 
 def predict(run: Run, artifact: Artifact) -> Evaluation:
@@ -43,7 +43,7 @@ def predict(run: Run, artifact: Artifact) -> Evaluation:
         setup=setup_of(run, meta["n_train"], meta["noise_variance"], prior_precision),
         provenance={**run.provenance, "rescale": fitted.rescale.kind},
         full=None,
-        rows=(score_row(prediction, known),),
+        rows=(measured_row(prediction, known),),
         artifacts={artifact.path.stem: str(artifact.path)},
     )
     return Evaluation(result, (prediction,), known)

@@ -12,7 +12,7 @@ from core.problems import random_matrix
 from scipy import integrate, stats
 
 from sublaplace_cli import catalog
-from sublaplace_cli.commands.scoring import score_row
+from sublaplace_cli.commands.measuring import measured_row
 from sublaplace_cli.core.likelihoods.binary import Binary
 from sublaplace_cli.core.likelihoods.classes import ECE_BINS, calibration_error
 from sublaplace_cli.core.likelihoods.multiclass import Multiclass
@@ -74,7 +74,7 @@ def made(kind: str, rows: int = M) -> tuple[torch.Tensor, Known]:
 def score(std: torch.Tensor, known: Known, **changes) -> Row:
     # The square root of a square is the number itself in IEEE arithmetic, so that `std` arrives unchanged.
     prediction = Prediction("made", 7, known.f, std.square(), freedom=6.5, rescale=Rescale(1.25, 0.5))
-    return score_row(replace(prediction, **changes), known.comparison)
+    return measured_row(replace(prediction, **changes), known.comparison)
 
 
 def expected(std: torch.Tensor, known: Known) -> dict[str, float]:

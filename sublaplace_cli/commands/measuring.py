@@ -30,7 +30,7 @@ def setup_of(run: Run, n_train: int, noise_variance: float | None, prior_precisi
     )
 
 
-def score_row(prediction: Prediction, known: Comparison) -> Row:
+def measured_row(prediction: Prediction, known: Comparison) -> Row:
     """All metrics of one prediction, with the reasons for those that are missing."""
     functions = _functions()
     values: dict[str, float | None] = {}

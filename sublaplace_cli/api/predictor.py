@@ -89,16 +89,18 @@ class Predictor:
         fitted = read_fitted(artifact, layout.size, capture.n_outputs, device, memory)
         if fitted.rescale.b:
             return partial(_all_columns, capture, fitted, read_prior(artifact, layout, device)[1])
-        return partial(_some_columns, ColumnPass(capture, fitted.posterior.indices), fitted)
+        columns, c = ColumnPass(capture, fitted.posterior.indices), fitted.rescale.c
+        return partial(_some_columns, columns, fitted.posterior.serving_variance(), 1.0 if c is None else c)
 
 
-def _some_columns(columns: ColumnPass, fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
+def _some_columns(
+    columns: ColumnPass, variance_of: Callable[[Tensor], Tensor], c: float, inputs: Inputs
+) -> tuple[Tensor, Tensor]:
     """(f, std) from the gradients of S alone."""
     f, J_S = columns(inputs)
-    variance = fitted.posterior.column_variance(J_S)
+    variance = variance_of(J_S)
     columns.require_finite(variance)
-    c = 1.0 if fitted.rescale.c is None else fitted.rescale.c
-    return f, (variance.clamp_(min=0.0) * c).sqrt_().reshape(f.shape)
+    return f, variance.clamp_(min=0.0).mul_(c).sqrt_().reshape(f.shape)
 
 
 def _all_columns(capture: Capture, fitted: Fitted, prior: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:

@@ -126,6 +126,11 @@ def factor_of_rows(chunks: Iterable[Tensor], size: int, like: Tensor) -> Tensor:
     return (upper * signs.unsqueeze(1)).T.contiguous()
 
 
+def gram_is_accurate(condition: float) -> bool:
+    """Whether K has enough digits for the dual form: relative to the variance, because ‖w‖² ≤ var."""
+    return not torch.finfo(torch.float64).eps * condition > GRAM_ERROR
+
+
 def dual_variance(
     L: Tensor,
     cross: Tensor,
@@ -143,7 +148,7 @@ def dual_variance(
     half = solve_lower(L, cross)  # (N·C, m)
     variance = norms - column_squares(half)
     doubtful = variance < CANCELLATION * norms
-    if torch.finfo(torch.float64).eps * condition > GRAM_ERROR:  # relative, because ‖w‖² ≤ var
+    if not gram_is_accurate(condition):
         doubtful = torch.ones_like(doubtful)
     weak = doubtful.nonzero().squeeze(1)
     if len(weak):

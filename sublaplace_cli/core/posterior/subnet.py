@@ -49,6 +49,10 @@ class SubnetPosterior(Posterior):
         """g_Sᵀ Ω_SS⁻¹ g_S for J_Sᵀ (k, m·C), which is overwritten → (m·C,)."""
 
     @abstractmethod
+    def serving_variance(self) -> Callable[[Tensor], Tensor]:
+        """`column_variance` for many small batches: what does not depend on the rows is computed once, now."""
+
+    @abstractmethod
     def draw(self, count: int, seed: int) -> Tensor:
         """Deviations of the parameters in S, each column N(0, Ω_SS⁻¹) (k, count)."""
 

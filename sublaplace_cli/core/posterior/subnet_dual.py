@@ -1,6 +1,6 @@
 """A sub-network's posterior in dual form: one N·C × N·C factor. The smaller form where k > N·C."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from ..jacobian.blocks import add_upper
-from ..linalg import column_squares, dual_variance, mirrored, solve_lower, solve_lower_transposed
+from ..linalg import (
+    CANCELLATION,
+    column_squares,
+    dual_variance,
+    gram_is_accurate,
+    mirrored,
+    solve_lower,
+    solve_lower_transposed,
+)
 from ..omega.precision import Precision
 from .full import factor_gram, own_shares
 from .sampling import standard_normal
@@ -40,6 +48,19 @@ class SubnetDual(SubnetPosterior):
             return self.columns.T @ (g[:, chosen] - self.columns @ w) - w
 
         return dual_variance(self.factor, cross, norms, self.condition, residual_norms, system_residual)
+
+    def serving_variance(self) -> Callable[[Tensor], Tensor]:
+        B = solve_lower(self.factor, self.columns.T * self.prior.rsqrt())  # L⁻¹A′V^(−½) (N·C, k)
+        inverse_prior, is_accurate = self.prior.reciprocal(), gram_is_accurate(self.condition)
+
+        def variance(J_S: Tensor) -> Tensor:
+            norms = inverse_prior @ J_S.square()
+            found = norms - (B @ J_S).square_().sum(0)
+            if is_accurate and bool((found >= CANCELLATION * norms).all()):
+                return found
+            return self.column_variance(J_S)
+
+        return variance
 
     def draw(self, count: int, seed: int) -> Tensor:
         """A prior draw u, corrected by its effect on the rows of A: no k × k matrix."""

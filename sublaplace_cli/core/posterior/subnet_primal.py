@@ -1,6 +1,6 @@
 """A sub-network's posterior in primal form: one k × k factor. The smaller form where k ≤ N·C."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -37,6 +37,10 @@ class SubnetPrimal(SubnetPosterior):
     def metric_variance(self, g: Tensor) -> Tensor:
         """The same for g′ in the prior's metric (k, m·C)."""
         return column_squares(solve_lower(self.factor, g))
+
+    def serving_variance(self) -> Callable[[Tensor], Tensor]:
+        L = self.factor * self.prior.sqrt().unsqueeze(1)
+        return lambda J_S: solve_lower(L, J_S).square_().sum(0)
 
     def draw(self, count: int, seed: int) -> Tensor:
         normal = standard_normal(seed, count, self.factor.device)

@@ -60,6 +60,17 @@ def test_the_numbers_of_the_command(tmp_path: Path, task: str, outputs: int, res
         assert torch.allclose(found, truth, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("prior_precision", [1.0, 1e-9], ids=["well-conditioned", "ill-conditioned"])
+@pytest.mark.parametrize("k", ["10", "40"], ids=["primal", "dual"])
+def test_both_forms(tmp_path: Path, k: str, prior_precision: float) -> None:
+    project = Project(tmp_path / "p").use(posterior={"prior_precision": prior_precision})
+    path = fitted(project, k=k)
+    mean, std = load_predictor(path, project.model.double())(rows_of_test(project))
+    truth = expected(project, path, "")
+    assert torch.allclose(mean, truth[0], rtol=1e-12)
+    assert torch.allclose(std, truth[1], rtol=1e-9)
+
+
 @pytest.mark.parametrize("method", ["gradient", "greedy", "last-k", "neural-linear", "names:*bias"])
 def test_every_kind_of_subnetwork(tmp_path: Path, method: str) -> None:
     project = Project(tmp_path / "p", outputs=2)

@@ -81,6 +81,7 @@ def test_a_rank_without_a_heartbeat_is_lost_and_one_with_a_heartbeat_is_not() ->
         (10**9, f"rank 0 of 2 (process {10**9} on {OTHER_HOST}) ended unexpectedly (killed, or out of memory)"),
         (os.getpid(), "the connection to rank 0 or to the launcher is lost"),
     ],
+    ids=["ended", "running"],
 )
 def test_a_lost_store_is_a_failure(process: int, message: str) -> None:
     watching = Heartbeat(Store(), 1, [{**member, "process": process} for member in members()])

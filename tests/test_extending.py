@@ -141,7 +141,7 @@ def max_std(prediction: Prediction, known: Comparison) -> float:
 ''',
     "results/metric_table.py",
     "_TABLE = (",
-    '    Metric("max_std", "lower", "largest σ", column=MetricColumn(1), module="sublaplace_cli.core.max_std"),',
+    '    Metric("max_std", "lower", "largest σ", column=Column(1), module="sublaplace_cli.core.max_std"),',
 )
 FORMAT = Addition(
     "render/names.py",

@@ -34,7 +34,7 @@ def deliver(job: Job, spec_text: str, outcome: Outcome, console: Console) -> int
 
         for line in gate_lines(answer):
             (console.warn if code else console.note)(line)
-    for change in answer.gate.comparison.changes if answer.gate.comparison is not None else ():
+    for change in answer.gate.changes:
         within = " (within its standard error)" if change.within_error else ""
         values = f"{change.baseline:.6g} → {change.value:.6g}"
         console.detail(f"{change.method}, k = {change.k}: {change.metric} {values}{within}")

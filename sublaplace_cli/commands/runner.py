@@ -143,8 +143,8 @@ def _combined(job: Job, runs: list[SweepRun], outcomes: list[Outcome]) -> Outcom
         return Outcome(combine_plans([member.checkpoint for member in runs], plans))
     if job.outputs.predictions is not None:
         write_lines(job.outputs.predictions, [line for outcome in outcomes for line in outcome.lines])
-    combined = combine(runs, [answer for answer in answers if isinstance(answer, Result)])
-    return Outcome(combined, first.figures)
+    labels = [(member.checkpoint, member.seed) for member in runs]
+    return Outcome(combine(labels, [answer for answer in answers if isinstance(answer, Result)]), first.figures)
 
 
 def _posterior(job: Job) -> tuple[Artifact | None, Any]:

@@ -1,10 +1,10 @@
 """`--report FILE`: one self-contained HTML file with table, pictures, gate, provenance and how to reproduce it."""
 
 import base64
-import html
 import json
 import shlex
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 from ..catalog import PICTURES, load
@@ -36,14 +36,12 @@ img { max-width: 100%; height: auto; } pre { background: #f6f8fa; padding: .8rem
 """
 
 
-def html_report(
-    result: Result | SweepResult, figures: Figures | None, words: Sequence[str], spec_text: str, version: str
-) -> str:
+def html_report(result: Result, figures: Figures | None, words: Sequence[str], spec_text: str, version: str) -> str:
     """The report on one result; `words` are the arguments of the command that made it."""
     columns, rows = short_grid(result)
-    definitions = [f"<b>{name}</b>: {_text(METRICS[name].definition)}" for name in columns if name in METRICS]
+    definitions = [f"<b>{name}</b>: {escape(METRICS[name].definition)}" for name in columns if name in METRICS]
     parts = [
-        f"<h1>sublaplace report</h1><p class='lead'>{_text(title(result))}</p>",
+        f"<h1>sublaplace report</h1><p class='lead'>{escape(title(result))}</p>",
         _gate(result),
         "<h2>Result</h2>",
         _table(columns, rows),
@@ -54,9 +52,9 @@ def html_report(
         "<h2>Setup and provenance</h2>",
         _table(["", "value"], _provenance(result), text_from=1),
         "<h2>How to reproduce it</h2>",
-        f"<pre>{_text(shlex.join(['sublaplace', *words]))}</pre>",
-        f"<p>with this <code>sublaplace.yaml</code>:</p><pre>{_text(spec_text)}</pre>",
-        f"<p class='lead'>Made by sublaplace {_text(version)}.</p>",
+        f"<pre>{escape(shlex.join(['sublaplace', *words]))}</pre>",
+        f"<p>with this <code>sublaplace.yaml</code>:</p><pre>{escape(spec_text)}</pre>",
+        f"<p class='lead'>Made by sublaplace {escape(version)}.</p>",
     ]
     body = "\n".join(part for part in parts if part)
     head = f"<meta charset='utf-8'><meta name='viewport' content='width=device-width'><style>{PAGE_STYLE}</style>"
@@ -64,7 +62,7 @@ def html_report(
     return f"<!doctype html>\n<html lang='en'><head>{head}</head>\n<body>{body}</body></html>\n"
 
 
-def _gate(result: Result | SweepResult) -> str:
+def _gate(result: Result) -> str:
     gate = result.gate
     if gate is None or not gate.checks:
         return ""
@@ -77,54 +75,54 @@ def _gate(result: Result | SweepResult) -> str:
     return f"<p class='banner {kind}'>Gate: {words}</p>{shown}{folded}"
 
 
-def _changes(result: Result | SweepResult) -> list[str]:
-    compared = None if result.gate is None else result.gate.comparison
-    if compared is None or not compared.changes:
+def _changes(result: Result) -> list[str]:
+    gate = result.gate
+    if gate is None or gate.baseline_file is None or not gate.changes:
         return []
     keys = ["method", "k", "metric", "baseline", "value", "change"]
     rows = [
         [*(_number(getattr(change, key)) for key in keys), "yes" if change.within_error else ""]
-        for change in compared.changes
+        for change in gate.changes
     ]
-    head = f"<h2>Changes from the baseline</h2><p><code>{_text(compared.file)}</code></p>"
+    head = f"<h2>Changes from the baseline</h2><p><code>{escape(gate.baseline_file)}</code></p>"
     return [head, _folded(f"{len(rows)} numbers", _table([*keys, "within its standard error"], rows))]
 
 
-def _missing(result: Result | SweepResult) -> list[str]:
+def _missing(result: Result) -> list[str]:
     """Reasons for missing numbers, each reason once."""
     reasons: dict[str, set[str]] = {}
     for row in result.rows:
         for metric, why in row.why.items():
             if row.value(metric) is None and not metric.endswith("_se"):
                 reasons.setdefault(why, set()).add(metric)
-    items = "".join(f"<li>{_text(', '.join(sorted(names)))}: {_text(why)}</li>" for why, names in reasons.items())
+    items = "".join(f"<li>{escape(', '.join(sorted(names)))}: {escape(why)}</li>" for why, names in reasons.items())
     return [_folded("Missing numbers, and why", f"<ul>{items}</ul>")] if items else []
 
 
 def _folded(summary: str, body: str) -> str:
-    return f"<details><summary>{_text(summary)}</summary>{body}</details>"
+    return f"<details><summary>{escape(summary)}</summary>{body}</details>"
 
 
-def _pictures(result: Result | SweepResult, figures: Figures | None) -> list[str]:
+def _pictures(result: Result, figures: Figures | None) -> list[str]:
     if figures is None:
         return []
     from .plots import picture
 
     parts = []
     for kind, entry in PICTURES.items():
-        name = _text(PICTURE_HEADINGS.get(kind, kind))
+        name = escape(PICTURE_HEADINGS.get(kind, kind))
         heading = f"<h2>{name}</h2>"
         if kind in figures.missing:
-            parts.append(f"{heading}<p>Not drawn: {_text(figures.missing[kind])}.</p>")
+            parts.append(f"{heading}<p>Not drawn: {escape(figures.missing[kind])}.</p>")
             continue
         if kind != "curves" and isinstance(result, SweepResult):
-            heading += f"<p>Of the first run, {_text(result.members[0].checkpoint)}.</p>"
+            heading += f"<p>Of the first run, {escape(result.members[0].checkpoint)}.</p>"
         data = base64.b64encode(picture(load(entry)(result, figures), "svg")).decode()
         parts.append(f"{heading}<img alt='{name}' src='data:image/svg+xml;base64,{data}'>")
     return parts
 
 
-def _provenance(result: Result | SweepResult) -> list[list[str]]:
+def _provenance(result: Result) -> list[list[str]]:
     rows = [[key, _number(value)] for key, value in {**vars(result.setup), **result.provenance}.items()]
     if not isinstance(result, SweepResult):
         return [*rows, *([name, path] for name, path in result.artifacts.items())]
@@ -137,7 +135,7 @@ def _provenance(result: Result | SweepResult) -> list[list[str]]:
 def _table(columns: list[str], rows: list[list[str]], text_from: int | None = None) -> str:
     def cells(tag: str, values: Sequence[str]) -> str:
         kinds = [" class='text'" if text_from is not None and i >= text_from else "" for i in range(len(values))]
-        return "".join(f"<{tag}{kind}>{_text(value)}</{tag}>" for kind, value in zip(kinds, values, strict=True))
+        return "".join(f"<{tag}{kind}>{escape(value)}</{tag}>" for kind, value in zip(kinds, values, strict=True))
 
     head = f"<thead><tr>{cells('th', columns)}</tr></thead>"
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
@@ -146,7 +144,3 @@ def _table(columns: list[str], rows: list[list[str]], text_from: int | None = No
 
 def _number(value: Any) -> str:
     return json.dumps(value) if isinstance(value, (dict, list)) else short(value)
-
-
-def _text(value: str) -> str:
-    return html.escape(str(value), quote=True)

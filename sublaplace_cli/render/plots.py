@@ -23,6 +23,13 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "v", "D", "P", "X", "<")
 DASHES = ("--", "-.", ":", (0, (1, 1, 4, 1)), (0, (6, 2)), (0, (3, 1, 1, 1, 1, 1)))
 ROUNDING = 1e-9  # a W2 below this share of the standard deviations is rounding
+# Metrics over k: the first, and the first of the others that is known.
+AXIS_LABELS = {
+    "w2": "W2 to the full posterior: mean |σ_full − σ|",
+    "coverage95": "coverage of the oracle by 95 % intervals",
+    "coverage95_total": "coverage of the targets by 95 % intervals",
+    "nll": "negative log-likelihood",
+}
 MOST_LAYERS = 40  # rows of a map; larger networks are summed by module
 
 
@@ -35,18 +42,18 @@ def picture(figure: Figure, kind: str) -> bytes:
     return out.getvalue()
 
 
-def curves(result: Result | SweepResult, _figures: Figures) -> Figure:
+def curves(result: Result, _figures: Figures) -> Figure:
     """The paper's two panels, W2 and coverage over k: one line per method, references as horizontal lines."""
     rows = list(result.compared_rows)
     if result.full is not None and not any(row.method == FULL for row in rows):
         rows.append(result.full)
-    w2, *others = (metric for metric in METRICS.values() if metric.axis is not None)
+    w2, *others = (METRICS[name] for name in AXIS_LABELS)
     second = next((metric for metric in others if any(row.value(metric.name) is not None for row in rows)), others[-1])
     figure = _figure(11, 4.4)
     left, right = figure.subplots(1, 2)
     for axes, metric in ((left, w2), (right, second)):
         _panel(axes, rows, metric, log=metric is w2)
-        axes.set_ylabel(metric.axis)
+        axes.set_ylabel(AXIS_LABELS[metric.name])
     if second.better == "nominal":
         right.axhline(NOMINAL, color="0.6", linewidth=1, zorder=0)
         right.annotate("nominal 0.95", (1, NOMINAL), xycoords=("axes fraction", "data"), xytext=(-3, 3),
@@ -147,7 +154,7 @@ def _bracket(axes: Axes, rows: Sequence[Row]) -> None:
             axes.vlines(row.k, low, high, color=colour, linewidth=3, label=f"{row.method} (bracket)")
 
 
-def calibration(_result: Result | SweepResult, figures: Figures) -> Figure:
+def calibration(_result: Result, figures: Figures) -> Figure:
     """Nominal against empirical coverage, or confidence against accuracy: the likelihood decides which."""
     figure = _figure(7.2, 5)
     axes = figure.subplots()
@@ -158,7 +165,7 @@ def calibration(_result: Result | SweepResult, figures: Figures) -> Figure:
     return figure
 
 
-def scatter(_result: Result | SweepResult, figures: Figures) -> Figure:
+def scatter(_result: Result, figures: Figures) -> Figure:
     """σ of each method against σ_full, one point per test row and output."""
     figure = _figure(7.2, 5)
     axes = figure.subplots()
@@ -181,7 +188,7 @@ def _finish_square(axes: Axes, top: float, title: str, labels: tuple[str, str]) 
     axes.set_title(title, fontsize=10)
 
 
-def layer_map(_result: Result | SweepResult, figures: Figures) -> Figure:
+def layer_map(_result: Result, figures: Figures) -> Figure:
     """The share of each layer's parameters that each sub-network holds."""
     labels = list(figures.layers[0].chosen)
     layers = _grouped(figures)

@@ -139,7 +139,7 @@ def _delimited(answer: Answer, delimiter: str) -> str:
     return out.getvalue()
 
 
-def _all_rows(result: Result | SweepResult) -> list[dict[str, Any]]:
+def _all_rows(result: Result) -> list[dict[str, Any]]:
     """The rows, then the means of a sweep, last the full posterior if it is not among them."""
     means, label = (result.mean, {"checkpoint": MEAN_LABEL}) if isinstance(result, SweepResult) else ((), {})
     rows = [row.as_dict() for row in result.rows] + [{**label, **row.as_dict()} for row in means]

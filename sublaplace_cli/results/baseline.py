@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ class Baseline:
     is_sweep: bool
     bracket: Any = None
 
-    def mismatch(self, result: Result | SweepResult, needs: str | None = None) -> str | None:
+    def mismatch(self, result: Result, needs: str | None = None) -> str | None:
         """Why this result, or a metric of it that `needs` something, cannot be compared; None if it can."""
         mine, theirs = result.provenance, self.provenance
         if theirs.get("metrics") != METRIC_VERSION:
@@ -85,7 +86,8 @@ def load_baseline(path: Path) -> Baseline:
 def _row(found: dict[str, Any], path: Path) -> Row:
     values = {key: found.get(key) for metric in METRICS for key in (metric, f"{metric}_se")}
     for key, value in values.items():
-        if value is not None and not _is_number(value):
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value is not None and not (is_number and abs(value) <= sys.float_info.max):
             raise UserError(f"--baseline {path}: {key} is {str(value)[:40]!r}, expected a finite number or null")
     ks: Any = found.get("ks")
     return Row(found.get("method", ""), found.get("k"), values, ks=tuple(ks) if isinstance(ks, list) else ks)
@@ -93,13 +95,6 @@ def _row(found: dict[str, Any], path: Path) -> Row:
 
 def _are_mappings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, dict) for item in value)
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an integer too large for a float
-        return False
 
 
 def _refuse_constant(word: str) -> None:
@@ -120,23 +115,18 @@ def joint_error(metric: str, *rows: Row) -> float | None:
     return math.hypot(*known) if len(known) == len(rows) else None
 
 
-def changes(result: Result | SweepResult, baseline: Baseline) -> tuple[Change, ...]:
+def changes(result: Result, baseline: Baseline) -> tuple[Change, ...]:
     """All metrics with a direction that both have."""
-    return tuple(
-        change
-        for row in result.compared_rows
-        if (before := baseline.row(row)) is not None
-        for metric in LISTED
-        if METRICS[metric].better is not None and baseline.mismatch(result, METRICS[metric].needs) is None
-        if (change := _change(metric, row, before)) is not None
-    )
-
-
-def _change(metric: str, row: Row, before: Row) -> Change | None:
-    value, old = row.value(metric), before.value(metric)
-    if value is None or old is None:
-        return None
-    change, worse = value - old, worsening(metric, value, old) > 0
-    error = joint_error(metric, row, before)
-    within_error = None if error is None else abs(change) <= error
-    return Change(row.method, row.k, metric, value, old, change, worse, error, within_error)
+    directed = [metric for metric in LISTED if METRICS[metric].better is not None]
+    compared = [metric for metric in directed if baseline.mismatch(result, METRICS[metric].needs) is None]
+    found = []
+    for row in result.compared_rows:
+        if (before := baseline.row(row)) is None:
+            continue
+        for metric in compared:
+            value, old = row.value(metric), before.value(metric)
+            if value is not None and old is not None:
+                change, worse, error = value - old, worsening(metric, value, old) > 0, joint_error(metric, row, before)
+                within_error = None if error is None else abs(change) <= error
+                found.append(Change(row.method, row.k, metric, value, old, change, worse, error, within_error))
+    return tuple(found)

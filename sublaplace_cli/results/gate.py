@@ -2,31 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from .baseline import Baseline, Change, changes, joint_error, worsening
 from .limits import Limit
 from .metric_table import METRICS
-from .result import Answer, Result, Row, SweepResult
+from .result import Answer, Result, Row
 
 WHOLE_ROW = "baseline"  # instead of a metric, if a whole row could not be compared
-Judged = TypeVar("Judged", bound=Result | SweepResult)
-
-
-@dataclass(frozen=True)
-class Before:
-    """The value of a metric in the baseline."""
-
-    baseline: float
-    change: float
-
-
-@dataclass(frozen=True)
-class Excess:
-    """The standard error of the value that breaks a limit, and whether the limit is broken by no more than that."""
-
-    standard_error: float | None
-    within_error: bool | None
 
 
 @dataclass(frozen=True)
@@ -38,15 +21,16 @@ class Check:
     limit: str
     passed: bool | None = None  # None: could not be judged
     why: str | None = None  # the reason for that
-    before: Before | None = None
-    excess: Excess | None = None  # of a broken limit
+    baseline: float | None = None  # the value there, if it was compared
+    change: float | None = None
+    standard_error: float | None = None  # of a value that breaks the limit
+    within_error: bool | None = None  # whether the limit is broken by no more than that
 
     @property
     def verdict(self) -> str:
-        """The outcome in a word or two."""
         if not self.passed:
             return "not judged" if self.passed is None else "failed"
-        return "within error" if self.excess is not None and self.excess.within_error else "passed"
+        return "within error" if self.within_error else "passed"
 
     @property
     def description(self) -> str:
@@ -56,15 +40,16 @@ class Check:
         value = self.row.value(self.metric)
         shown = "not known" if value is None else f"{value:.6g}"
         text = f"{self.row.name}: {self.metric} = {shown}, limit {self.limit}"
-        if self.before is not None:
-            text += f", baseline {self.before.baseline:.6g} ({self.before.change:+.3g})"
-        if self.excess is not None and self.excess.standard_error is not None:
-            inside = "no more" if self.excess.within_error else "more"
-            text += f"; broken by {inside} than the standard error of {self.excess.standard_error:.3g}"
+        if self.baseline is not None:
+            text += f", baseline {self.baseline:.6g} ({self.change:+.3g})"
+        if self.standard_error is not None:
+            inside = "no more" if self.within_error else "more"
+            text += f"; broken by {inside} than the standard error of {self.standard_error:.3g}"
         return text if self.why is None else f"{text}: {self.why}"
 
     def as_dict(self) -> dict[str, Any]:
-        """The check as JSON."""
+        compared = {"baseline": self.baseline, "change": self.change}
+        excess = {"standard_error": self.standard_error, "within_error": self.within_error}
         return {
             "metric": self.metric,
             "method": self.row.method,
@@ -74,17 +59,9 @@ class Check:
             "limit": self.limit,
             "passed": self.passed,
             **({} if self.why is None else {"why": self.why}),
-            **({} if self.before is None else vars(self.before)),
-            **({} if self.excess is None else vars(self.excess)),
+            **({} if self.baseline is None else compared),
+            **(excess if self.passed is False or self.within_error else {}),
         }
-
-
-@dataclass(frozen=True)
-class BaselineComparison:
-    """The changes since a baseline."""
-
-    file: str
-    changes: tuple[Change, ...]
 
 
 @dataclass(frozen=True)
@@ -92,7 +69,8 @@ class Gate:
     """All checks of a result, and the comparison with a baseline if there is one."""
 
     checks: tuple[Check, ...]
-    comparison: BaselineComparison | None = None
+    baseline_file: str | None = None
+    changes: tuple[Change, ...] = ()
 
     @property
     def passed(self) -> bool | None:
@@ -101,15 +79,13 @@ class Gate:
         return False if False in verdicts else None if None in verdicts else True
 
     def as_dict(self) -> dict[str, Any]:
-        """The gate as JSON."""
         gate: dict[str, Any] = {"passed": self.passed, "checks": [check.as_dict() for check in self.checks]}
-        if self.comparison is not None:
-            listed = [dict(vars(change)) for change in self.comparison.changes]
-            gate["baseline"] = {"file": self.comparison.file, "changes": listed}
+        if self.baseline_file is not None:
+            gate["baseline"] = {"file": self.baseline_file, "changes": [dict(vars(change)) for change in self.changes]}
         return gate
 
 
-def judge(result: Judged, limits: Sequence[Limit], baseline: Baseline | None, significant: bool) -> Judged:
+def judge(result: Result, limits: Sequence[Limit], baseline: Baseline | None, significant: bool) -> Result:
     """The result with its gate; unchanged if there is nothing to judge."""
     if not limits and baseline is None:
         return result
@@ -119,13 +95,12 @@ def judge(result: Judged, limits: Sequence[Limit], baseline: Baseline | None, si
             checks += [_compare(row, limit, result, baseline, significant) for row in result.compared_rows]
         else:
             checks += [_hold(row, limit, significant) for row in result.rows]
-    comparison = None
-    if baseline is not None:
-        comparison = BaselineComparison(str(baseline.path), changes(result, baseline))
-        if not any(limit.kind == "max_regression" for limit in limits):  # not comparable is never a pass
-            reasons = [(row, baseline.mismatch(result) or _no_row(row, baseline)) for row in result.compared_rows]
-            checks += [Check(row, WHOLE_ROW, "comparable", why=why) for row, why in reasons if why is not None]
-    return replace(result, gate=Gate(tuple(checks), comparison))
+    if baseline is None:
+        return replace(result, gate=Gate(tuple(checks)))
+    if not any(limit.kind == "max_regression" for limit in limits):  # not comparable is never a pass
+        reasons = [(row, baseline.mismatch(result) or _no_row(row, baseline)) for row in result.compared_rows]
+        checks += [Check(row, WHOLE_ROW, "comparable", why=why) for row, why in reasons if why is not None]
+    return replace(result, gate=Gate(tuple(checks), str(baseline.path), changes(result, baseline)))
 
 
 def checks_of(answer: Answer) -> tuple[Check, ...]:
@@ -152,9 +127,7 @@ def _hold(row: Row, limit: Limit, significant: bool) -> Check:
     return _broken(check, abs(value - limit.amount), row.error(limit.metric), significant)
 
 
-def _compare(
-    row: Row, limit: Limit, result: Result | SweepResult, baseline: Baseline | None, significant: bool
-) -> Check:
+def _compare(row: Row, limit: Limit, result: Result, baseline: Baseline | None, significant: bool) -> Check:
     check, metric = Check(row, limit.metric, limit.text), limit.metric
     if baseline is None:
         return replace(check, why="there is no --baseline to compare with")
@@ -164,7 +137,7 @@ def _compare(
     value, old = row.value(metric), before.value(metric)
     if value is None or old is None:
         return replace(check, why=_missing(row, metric) if value is None else f"the baseline has no {metric}")
-    check = replace(check, before=Before(old, value - old))
+    check = replace(check, baseline=old, change=value - old)
     excess = worsening(metric, value, old) - (limit.amount * abs(old) if limit.relative else limit.amount)
     if excess <= 0:
         return replace(check, passed=True)
@@ -174,7 +147,7 @@ def _compare(
 def _broken(check: Check, excess: float, error: float | None, significant: bool) -> Check:
     """With --significant, a limit fails only if it is broken by more than the standard error."""
     within = None if error is None else excess <= error
-    return replace(check, passed=bool(significant and within), excess=Excess(error, within))
+    return replace(check, passed=bool(significant and within), standard_error=error, within_error=within)
 
 
 def _missing(row: Row, metric: str) -> str:

@@ -12,7 +12,7 @@ NOMINAL = 0.95  # the coverage that "nominal" metrics should have
 
 
 @dataclass(frozen=True)
-class MetricColumn:
+class Column:
     """A column of the text table."""
 
     dropped: int | None = None  # on a narrow terminal, columns with small numbers go first; None stays
@@ -27,65 +27,35 @@ class Metric:
     name: str
     better: Literal["lower", "higher", "nominal"] | None
     definition: str
-    column: MetricColumn | None = None  # None: only in JSON, JSON lines, CSV and TSV
+    column: Column | None = None  # None: only in JSON, JSON lines, CSV and TSV
     per_row: bool = False  # a mean over rows, with a standard error NAME_se
     needs: Literal["oracle", "bracket"] | None = None  # "bracket": only if the full posterior is bounded
-    axis: str | None = None  # its axis label in the curves over k
     module: str = "sublaplace_cli.core.metrics"  # of the function that computes it, which has the same name
 
 
 # In the order of the text table; a JSON row has those that need a bracket last.
 _TABLE = (
-    Metric("rescale", None, "factor c of the rescaled variance (1: as it is)", MetricColumn(11, hidden_at=1.0)),
-    Metric("remainder", None, "factor b of the variance outside the sub-network", MetricColumn(9, hidden_at=0.0)),
-    Metric("mean_std", None, "mean σ over the test rows", MetricColumn(5)),
-    Metric(
-        "w2",
-        "lower",
-        "mean |σ_full − σ| over the test rows",
-        MetricColumn(7, with_error=True),
-        per_row=True,
-        axis="W2 to the full posterior: mean |σ_full − σ|",
-    ),
-    Metric("w2_low", "lower", "least w2 that the bounds of the full posterior allow", MetricColumn(), needs="bracket"),
-    Metric("w2_high", "lower", "largest w2 that they allow", MetricColumn(), needs="bracket"),
-    Metric("w2_relative", "lower", "w2 as a share of mean σ_full", MetricColumn()),
+    Metric("rescale", None, "factor c of the rescaled variance (1: as it is)", Column(11, hidden_at=1.0)),
+    Metric("remainder", None, "factor b of the variance outside the sub-network", Column(9, hidden_at=0.0)),
+    Metric("mean_std", None, "mean σ over the test rows", Column(5)),
+    Metric("w2", "lower", "mean |σ_full − σ| over the test rows", Column(7, with_error=True), per_row=True),
+    Metric("w2_low", "lower", "least w2 that the bounds of the full posterior allow", Column(), needs="bracket"),
+    Metric("w2_high", "lower", "largest w2 that they allow", Column(), needs="bracket"),
+    Metric("w2_relative", "lower", "w2 as a share of mean σ_full", Column()),
     Metric("w2_total", "lower", "mean |√(σ_full² + σ₀²) − √(σ² + σ₀²)| over the test rows"),
     Metric(
-        "coverage95",
-        "nominal",
-        "share of the oracle's outputs within 1.96 σ",
-        MetricColumn(13),
-        per_row=True,
-        needs="oracle",
-        axis="coverage of the oracle by 95 % intervals",
+        "coverage95", "nominal", "share of the oracle's outputs within 1.96 σ", Column(13), per_row=True, needs="oracle"
     ),
-    Metric(
-        "coverage95_total",
-        "nominal",
-        "share of the targets within 1.96 √(σ² + σ₀²)",
-        MetricColumn(6),
-        per_row=True,
-        axis="coverage of the targets by 95 % intervals",
-    ),
+    Metric("coverage95_total", "nominal", "share of the targets within 1.96 √(σ² + σ₀²)", Column(6), per_row=True),
     Metric("ipv", None, "mean weighted variance over the training rows"),
     Metric("discrepancy", "lower", "ipv of the full network minus ipv"),
-    Metric("retained", "higher", "ipv as a share of that of the full network", MetricColumn(10)),
-    Metric(
-        "nll",
-        "lower",
-        "mean negative log-likelihood of the targets",
-        MetricColumn(14),
-        per_row=True,
-        axis="negative log-likelihood",
-    ),
-    Metric("rmse", "lower", "root mean squared error of the predicted mean", MetricColumn(3)),
-    Metric("crps", "lower", "mean continuous ranked probability score", MetricColumn(2), per_row=True),
-    Metric(
-        "accuracy", "higher", "share of the rows whose most probable class is right", MetricColumn(12), per_row=True
-    ),
-    Metric("ece", "lower", "calibration error of the most probable class, in 15 bins", MetricColumn(8)),
-    Metric("brier", "lower", "mean squared error of the class probabilities", MetricColumn(4), per_row=True),
+    Metric("retained", "higher", "ipv as a share of that of the full network", Column(10)),
+    Metric("nll", "lower", "mean negative log-likelihood of the targets", Column(14), per_row=True),
+    Metric("rmse", "lower", "root mean squared error of the predicted mean", Column(3)),
+    Metric("crps", "lower", "mean continuous ranked probability score", Column(2), per_row=True),
+    Metric("accuracy", "higher", "share of the rows whose most probable class is right", Column(12), per_row=True),
+    Metric("ece", "lower", "calibration error of the most probable class, in 15 bins", Column(8)),
+    Metric("brier", "lower", "mean squared error of the class probabilities", Column(4), per_row=True),
 )
 METRICS = {metric.name: metric for metric in _TABLE}
 # By metric: its name, followed by NAME_se if the standard error has its own column.

@@ -28,11 +28,9 @@ class Row:
     ks: tuple[int | None, ...] | None = None  # of a mean over runs that differ in k
 
     def value(self, metric: str) -> float | None:
-        """The metric; None if it is not known."""
         return self.values.get(metric)
 
     def error(self, metric: str) -> float | None:
-        """Its standard error; None if it is not known."""
         return self.values.get(f"{metric}_se")
 
     @property
@@ -88,8 +86,7 @@ class Result:
 
     @property
     def compared_rows(self) -> tuple[Row, ...]:
-        """Rows that a baseline is compared with."""
-        return self.rows
+        return self.rows  # with those of a baseline
 
     @property
     def bracket(self) -> Any:
@@ -102,10 +99,21 @@ class Result:
         return replace(self, artifacts=names, seconds=None)
 
     def as_dict(self) -> dict[str, Any]:
-        """The result as JSON."""
-        gate = None if self.gate is None else self.gate.as_dict()
-        seconds = {} if self.seconds is None else {"seconds": dict(self.seconds)}
-        return {**_setup_and_rows(self), "gate": gate, **self.details, "artifacts": dict(self.artifacts), **seconds}
+        return {
+            "schema": SCHEMA,
+            **vars(self.setup),
+            "provenance": dict(self.provenance),
+            "full": None if self.full is None else self.full.as_dict(),
+            "rows": [row.as_dict() for row in self.rows],
+            **self._over_runs(),
+            "gate": None if self.gate is None else self.gate.as_dict(),
+            **self.details,
+            "artifacts": dict(self.artifacts),
+            **({} if self.seconds is None else {"seconds": dict(self.seconds)}),
+        }
+
+    def _over_runs(self) -> dict[str, Any]:
+        return {}
 
 
 @dataclass(frozen=True)
@@ -117,7 +125,6 @@ class SweepMember:
     result: Result
 
     def as_dict(self) -> dict[str, Any]:
-        """The run as JSON, without what all runs share."""
         result = self.result
         return {
             "checkpoint": self.checkpoint,
@@ -133,48 +140,23 @@ class SweepMember:
 
 
 @dataclass(frozen=True)
-class SweepResult:
-    """The result of `evaluate` over several checkpoints or seeds."""
+class SweepResult(Result):
+    """The result over several checkpoints or seeds: `rows` are those of all runs, `full` is the mean."""
 
-    setup: Setup
-    provenance: Mapping[str, Any]
-    full: Row | None  # the mean over the runs
-    rows: tuple[Row, ...]  # of all runs
-    mean: tuple[Row, ...]
-    members: tuple[SweepMember, ...]
-    gate: "Gate | None" = None
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    mean: tuple[Row, ...] = ()
+    members: tuple[SweepMember, ...] = ()
 
     @property
     def compared_rows(self) -> tuple[Row, ...]:
-        """Rows that a baseline is compared with: the means."""
         return self.mean
 
     @property
     def bracket(self) -> list[Any]:
-        """How the bounds of the full posterior were computed, per run."""
         return [member.result.bracket for member in self.members]
 
-    def as_dict(self) -> dict[str, Any]:
-        """The result as JSON."""
-        return {
-            **_setup_and_rows(self),
-            "mean": [row.as_dict() for row in self.mean],
-            "checkpoints": [member.as_dict() for member in self.members],
-            "gate": None if self.gate is None else self.gate.as_dict(),
-            "artifacts": {},
-            "seconds": dict(self.seconds),
-        }
-
-
-def _setup_and_rows(result: Result | SweepResult) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        **vars(result.setup),
-        "provenance": dict(result.provenance),
-        "full": None if result.full is None else result.full.as_dict(),
-        "rows": [row.as_dict() for row in result.rows],
-    }
+    def _over_runs(self) -> dict[str, Any]:
+        checkpoints = [member.as_dict() for member in self.members]
+        return {"mean": [row.as_dict() for row in self.mean], "checkpoints": checkpoints}
 
 
 @dataclass(frozen=True)
@@ -182,15 +164,13 @@ class Listing:
     """The flat result of `jacobians`, `select`, `fit` or a dry run: names and values."""
 
     values: Mapping[str, Any]
-
     gate = None  # nothing is judged
 
     def as_dict(self) -> dict[str, Any]:
-        """The listing as JSON."""
         return dict(self.values)
 
 
-Answer = Result | SweepResult | Listing
+Answer = Result | Listing
 
 
 def json_text(answer: Answer) -> str:

@@ -4,24 +4,15 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from .metric_table import LISTED
 from .result import Listing, Result, Row, Setup, SweepMember, SweepResult
 
 
-class RunLabel(Protocol):
-    """Fields that identify a run of a sweep."""
-
-    @property
-    def checkpoint(self) -> str: ...
-    @property
-    def seed(self) -> int: ...
-
-
-def combine(labels: Sequence[RunLabel], results: Sequence[Result]) -> SweepResult:
-    """The result of a sweep from those of its runs."""
-    members = [SweepMember(label.checkpoint, label.seed, own) for label, own in zip(labels, results, strict=True)]
+def combine(labels: Sequence[tuple[str, int]], results: Sequence[Result]) -> SweepResult:
+    """The result of a sweep from those of its runs, each labelled by its checkpoint and seed."""
+    members = [SweepMember(*label, own) for label, own in zip(labels, results, strict=True)]
     fulls = [result.full for result in results if result.full is not None]
     setups, seconds = [vars(result.setup) for result in results], [result.seconds or {} for result in results]
     stages = dict.fromkeys(stage for own in seconds for stage in own)
@@ -29,9 +20,7 @@ def combine(labels: Sequence[RunLabel], results: Sequence[Result]) -> SweepResul
         setup=Setup(**{key: _common([setup[key] for setup in setups]) for key in setups[0]}),
         provenance={key: _common([own.provenance[key] for own in results]) for key in results[0].provenance},
         full=_mean(fulls, members) if len(fulls) == len(results) else None,
-        rows=tuple(
-            replace(row, checkpoint=own.checkpoint, seed=own.seed) for own in members for row in own.result.rows
-        ),
+        rows=tuple(replace(row, checkpoint=m.checkpoint, seed=m.seed) for m in members for row in m.result.rows),
         mean=tuple(_mean(rows, members) for rows in zip(*(result.rows for result in results), strict=True)),
         members=tuple(members),
         seconds={stage: round(sum(own.get(stage, 0.0) for own in seconds), 4) for stage in stages},

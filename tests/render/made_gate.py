@@ -6,7 +6,7 @@ import dataclasses
 
 from results.made_results import result, row
 
-from sublaplace_cli.results.gate import Before, Check, Excess, Gate
+from sublaplace_cli.results.gate import Check, Gate
 from sublaplace_cli.results.result import Result
 
 ODD = "names:a|b<&%\"'\n\x07"
@@ -19,9 +19,9 @@ def judged() -> Result:
     odd = row(ODD, None, w2=None, why={"accuracy": "no"}, **values)
     checks = (
         Check(plain, "w2", "max 0.1", True),
-        Check(plain, "w2", "max 0.1", False, excess=Excess(0.01, False)),
+        Check(plain, "w2", "max 0.1", False, standard_error=0.01, within_error=False),
         Check(odd, "w2", "max 0.1", why="the test rows have no targets"),
-        Check(plain, "w2", "max 0.1", True, before=Before(0.1, 0.025), excess=Excess(0.2, True)),
+        Check(plain, "w2", "max 0.1", True, None, 0.1, 0.025, 0.2, True),
     )
     found = result(plain, odd, full=dataclasses.replace(plain, method="full", k=9))
     return dataclasses.replace(found, gate=Gate(checks), seconds={})

@@ -6,7 +6,6 @@ import dataclasses
 import html
 import json
 from html.parser import HTMLParser
-from types import SimpleNamespace
 
 import pytest
 from render.made_gate import ODD, judged
@@ -117,7 +116,7 @@ def test_missing_numbers_are_explained_once():
 
 
 def test_a_sweep_names_its_runs():
-    sweep = combine([SimpleNamespace(checkpoint=name, seed=1) for name in ("a.pt", "b.pt")], [result(row(w2=0.5))] * 2)
+    sweep = combine([("a.pt", 1), ("b.pt", 1)], [result(row(w2=0.5))] * 2)
     text, _ = report(sweep, dataclasses.replace(NO_PICTURES, layers=[LayerShare("0.weight", 4, {"a": 3})], missing={}))
     assert "run b.pt, seed 1" in text
     assert text.count("Of the first run, a.pt.") == 3

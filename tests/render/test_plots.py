@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 
 import pytest
 from results.made_results import result, row
@@ -91,7 +90,7 @@ def test_a_bracket_is_an_interval():
 
 def test_a_sweep_draws_the_means_at_the_mean_k():
     runs = [result(row(k=k, w2=w2, mean_std=1.0)) for k, w2 in ((4, 0.5), (8, 1.5))]
-    sweep = combine([SimpleNamespace(checkpoint=name, seed=0) for name in "ab"], runs)
+    sweep = combine([("a", 0), ("b", 0)], runs)
     figure = curves(sweep, figures())
     (line,) = figure.axes[0].get_lines()
     assert (list(line.get_xdata()), list(line.get_ydata())) == ([6], [1.0])

@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import io
 import json
-from types import SimpleNamespace
 
 import pytest
 from render.made_gate import ODD, judged
@@ -127,7 +126,7 @@ def test_the_full_posterior_is_shown_once():
 @pytest.fixture
 def sweep():
     runs = [result(row(w2=w2, w2_se=0.25), full=row("full", 9, w2=0.0, w2_se=0.0)) for w2 in (1.0, 2.0)]
-    labels = [SimpleNamespace(checkpoint=name, seed=seed) for name, seed in (("a.pt", 0), ("b.pt", 3))]
+    labels = [("a.pt", 0), ("b.pt", 3)]
     return combine(labels, runs)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
 from results.made_results import SETUP, complete_row, result, row
@@ -14,12 +13,7 @@ from sublaplace_cli.results.metric_table import LISTED
 from sublaplace_cli.results.result import Listing
 from sublaplace_cli.results.sweep import combine, combine_plans
 
-
-def label(checkpoint: str = "a.pt", seed: int = 0) -> SimpleNamespace:
-    return SimpleNamespace(checkpoint=checkpoint, seed=seed)
-
-
-A, B = label("a.pt"), label("b.pt")
+A, B = ("a.pt", 0), ("b.pt", 0)
 
 
 def test_the_json_of_a_sweep():
@@ -93,7 +87,7 @@ def test_bounds_are_in_the_means_where_they_are_in_the_rows():
 
 
 def test_seeds_of_one_checkpoint_are_no_further_trainings():
-    labels = [label("a.pt", 0), label("a.pt", 1), label("b.pt", 0), label("b.pt", 1)]
+    labels = [("a.pt", 0), ("a.pt", 1), ("b.pt", 0), ("b.pt", 1)]
     found = combine(labels, [result(row(w2=value)) for value in (1.0, 3.0, 4.0, 8.0)]).mean[0]
     assert (found.value("w2"), found.error("w2"), found.n) == (4.0, 2.0, 4)  # the means 2 and 6, over √2
     seeds = combine(labels[:2], [result(row(w2=value)) for value in (1.0, 3.0)]).mean[0]

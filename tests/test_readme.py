@@ -19,7 +19,7 @@ from cli.cli_tools import Tool, shell
 from safetensors.torch import load_file, save_file
 
 from sublaplace_cli import catalog
-from sublaplace_cli.cli.options import COMMANDS
+from sublaplace_cli.cli.settings import COMMANDS, Settings, Text
 from sublaplace_cli.files.spec import models as spec_models
 from sublaplace_cli.files.spec.data import SplitSpec
 from sublaplace_cli.files.spec.loading import load_spec
@@ -138,8 +138,6 @@ def numbers(text):
 
 
 def test_every_option_has_help_and_a_command():
-    from sublaplace_cli.cli.settings import Settings, Text
-
     names = {field.name for field in dataclasses.fields(Settings)}
     assert names == {name for command in COMMANDS.values() for name in command.fields}
     for name, hint in typing.get_type_hints(Settings, include_extras=True).items():

@@ -29,7 +29,7 @@ def run_command(command: str, *, reporter: Reporter | None = None, **options: An
     job = parse_job(command, Settings(**{name: _typed(name, value) for name, value in options.items()}))
     spec = load_spec(job.project.spec or find_spec(Path.cwd()))
     outcome = run_job(job, spec, Silent() if reporter is None else reporter)
-    if not job.mode.dry_run:
+    if not job.compute.dry_run:
         write_files(job.outputs, outcome, spec.text)
     return outcome.answer.as_dict()
 

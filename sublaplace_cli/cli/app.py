@@ -20,8 +20,7 @@ from .. import __version__, signals
 from ..errors import Reason, SublaplaceError
 from .advice import ADVICE, hint_of
 from .console import Console, print_result
-from .options import COMMANDS
-from .settings import Settings, Text
+from .settings import COMMANDS, Settings
 
 app = typer.Typer(
     name="sublaplace",
@@ -72,29 +71,25 @@ def _command(name: str) -> Callable[..., None]:
         _execute(name, Settings(**typed))
 
     hints = typing.get_type_hints(Settings, include_extras=True)
-    defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Settings)}
-    parameters = [
-        inspect.Parameter(
-            field,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=list(defaults[field]) if isinstance(defaults[field], tuple) else defaults[field],
-            annotation=_option(field, *typing.get_args(hints[field])),
-        )
-        for field in COMMANDS[name].fields
-    ]
+    declared = {field.name: field for field in dataclasses.fields(Settings)}
+    parameters = [_parameter(declared[field], hints[field]) for field in COMMANDS[name].fields]
     parameters.append(inspect.Parameter("version", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Version))
     body.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     body.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    body.__doc__ = COMMANDS[name].help
     return body
 
 
-def _option(field: str, hint: Any, text: Text) -> Any:
+def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
     """A field of `Settings` as Typer declares it; repeated options are tuples there, lists for Typer."""
-    flags = text.flags or ("--" + field.replace("_", "-"),)
+    (hint, text), default = typing.get_args(hint), field.default
+    if isinstance(default, tuple):
+        hint, default = list[typing.get_args(hint)[0]], list(default)  # type: ignore[misc]
+    flags = text.flags or ("--" + field.name.replace("_", "-"),)
     complete = text.complete if text.names else None
     option = typer.Option(*flags, help=text.help, metavar=text.metavar, autocompletion=complete)
-    return Annotated[list[typing.get_args(hint)[0]] if typing.get_origin(hint) is tuple else hint, option]  # type: ignore[misc]
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, option]
+    )
 
 
 for _name, _about in COMMANDS.items():
@@ -107,7 +102,7 @@ def _execute(command: str, settings: Settings) -> None:
     from ..distributed.process_group import exit_if_distributed, report_error, worker_group
     from ..distributed.ranks import current_rank
     from .deliver import deliver
-    from .usage import on_device, parse_job
+    from .usage import parse_job
 
     console = Console(settings.quiet, settings.verbose)
     try:
@@ -122,7 +117,8 @@ def _execute(command: str, settings: Settings) -> None:
         from ..commands.runner import follow_job, run_job  # imports torch
 
         with worker_group(info, job.compute.device) as workers:
-            job = on_device(job, str(getattr(workers, "device", job.compute.device)))
+            own = dataclasses.replace(job.compute, device=str(getattr(workers, "device", job.compute.device)))
+            job = dataclasses.replace(job, compute=own)
             # No exit inside this block: the group is closed at its regular end only.
             outcome = (run_job if info.is_leader else follow_job)(job, spec, console, workers)
         signals.check()

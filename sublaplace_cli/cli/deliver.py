@@ -22,7 +22,7 @@ FORMATS_WITH_GATE = ("table", "markdown", "github")  # they show the gate in wor
 
 def deliver(job: Job, spec_text: str, outcome: Outcome, console: Console) -> int:
     """Write and print everything; returns the exit code."""
-    if not job.mode.dry_run:
+    if not job.compute.dry_run:
         write_files(job.outputs, outcome, spec_text)
     _print(job, outcome.answer, console)
     answer = outcome.answer
@@ -45,7 +45,7 @@ def write_files(outputs: OutputOptions, outcome: Outcome, spec_text: str) -> Non
     """Write all files that the options name, except the predictions."""
     from ..commands.runner import write_output
 
-    for path in outputs.results:
+    for path in outputs.output:
         kind = FORMAT_OF_SUFFIX[path.suffix] if outputs.format == "auto" else outputs.format
         write_output(path, load(FORMATS[kind])(outcome.answer).rstrip("\n") + "\n")
     if outputs.plot is not None:
@@ -75,7 +75,7 @@ def _print(job: Job, answer: Answer, console: Console) -> None:
         return
     print_result(load(FORMATS[kind])(answer))
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
-    if kind == "github" and summary and not job.mode.dry_run:
+    if kind == "github" and summary and not job.compute.dry_run:
         _append_summary(summary, answer, console)
 
 

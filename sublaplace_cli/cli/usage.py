@@ -1,27 +1,26 @@
 """Options as typed → a job; wrong options are refused before anything is read."""
 
 import os
-from dataclasses import fields, replace
+import re
+from dataclasses import fields
 from importlib.util import find_spec
 from typing import Any, TypeVar, cast
 
-from ..catalog import FORMAT_OF_SUFFIX, FORMATS, PICTURE_SUFFIXES, PICTURES
+from .. import catalog
+from ..catalog import FORMAT_OF_SUFFIX, METHODS, NAMES_PREFIX, PICTURE_SUFFIXES, PICTURES
 from ..errors import UserError, suggestion
 from ..results.limits import parse_limits
 from ..run.job import (
     Choice,
     ComputeOptions,
-    GateOptions,
     Job,
-    Mode,
+    MethodCall,
     OutputOptions,
     PosteriorOptions,
     ProjectOptions,
-    RowOptions,
     SelectionOptions,
 )
 from ..sizes import parse_bytes
-from .methods import is_count, parse_choices, parse_methods
 from .settings import Settings
 
 ONE_OF = {
@@ -32,10 +31,12 @@ ONE_OF = {
     "full": ("exact", "none", "bracket"),
     "rescale": ("none", "scale", "hybrid"),
     "split": ("train", "test", "reference", "all"),
-    "format": ("auto", *FORMATS),
+    "format": ("auto", *catalog.FORMATS),
 }
 # Options that have no effect on predictions with a stored posterior.
 FIXED_BY_POSTERIOR = ("method", "k", "rescale", "retain", "pool", "score", "reference", "full", "full_rows")
+AUTO = "auto"
+DEFAULT_RETAIN = 0.9
 Options = TypeVar("Options")
 
 
@@ -49,30 +50,21 @@ def parse_job(command: str, settings: Settings) -> Job:
     return Job(
         command=cast(Any, command),
         choices=_choices(command, settings),
-        project=_picked(
-            ProjectOptions, settings, checkpoints=settings.checkpoint, allow_code=(*settings.allow_code, *allowed)
-        ),
-        compute=_picked(ComputeOptions, settings, memory=memory, max_artifact=max_artifact),
-        selection=_picked(SelectionOptions, settings, typed=(settings.method, settings.k)),
+        limits=limits,
+        memory=memory,
+        max_artifact=max_artifact,
+        project=_picked(ProjectOptions, settings, allow_code=(*settings.allow_code, *allowed)),
+        compute=_picked(ComputeOptions, settings),
+        selection=_picked(SelectionOptions, settings),
         posterior=_picked(PosteriorOptions, settings),
-        rows=_picked(RowOptions, settings),
-        outputs=_picked(
-            OutputOptions, settings, format="json" if settings.json else settings.format, results=settings.output
-        ),
-        gate=_picked(GateOptions, settings, limits=limits),
-        mode=_picked(Mode, settings),
+        outputs=_picked(OutputOptions, settings, format="json" if settings.json else settings.format),
     )
 
 
 def _picked(kind: type[Options], settings: Settings, **parsed: Any) -> Options:
-    """A part of the job: the parsed values, and the settings of the same name for the other fields."""
-    names = [field.name for field in fields(cast(Any, kind)) if field.name not in parsed]
-    return kind(**{name: getattr(settings, name) for name in names}, **parsed)
-
-
-def on_device(job: Job, device: str) -> Job:
-    """The same job on the device of this rank."""
-    return replace(job, compute=replace(job.compute, device=device))
+    """A part of the job: the settings of the same names, or what was parsed from them."""
+    names = [field.name for field in fields(cast(Any, kind))]
+    return kind(**{name: getattr(settings, name) for name in names} | parsed)
 
 
 def _choices(command: str, settings: Settings) -> tuple[Choice, ...]:
@@ -161,3 +153,81 @@ def _check_posterior(settings: Settings) -> None:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def parse_choices(settings: Settings) -> tuple[Choice, ...]:
+    """Every requested (method, k) pair, in the order typed."""
+    calls, ks = parse_methods(settings.method), _parse_ks(settings.k)
+    if settings.k is not None and not any(call.method.takes_k for call in calls):
+        names = ", ".join(call.name for call in calls)
+        raise UserError(f"--k was given, but {names} takes no k", hint="leave --k out, or add a method that takes it")
+    retain = _parse_retain(settings, calls)
+    wanted: list[int | None] = [*ks] if ks else [None]
+    return tuple(
+        Choice(call, k, retain if call.method.takes_k else None)
+        for call in calls
+        for k in (wanted if call.method.takes_k else [None])
+    )
+
+
+def parse_methods(text: str | None) -> list[MethodCall]:
+    """A comma list of methods without repetition."""
+    # A comma inside brackets belongs to the glob of names:PATTERN.
+    names = [name.strip() for name in re.split(r",(?![^\[]*\])", catalog.DEFAULT_METHOD if text is None else text)]
+    if any(not name for name in names):
+        raise UserError(f"--method {text!r} has an empty name in it", hint=f"available: {', '.join(METHODS)}")
+    return [_parse_method(name) for name in dict.fromkeys(names)]
+
+
+def _parse_method(name: str) -> MethodCall:
+    if name.startswith(NAMES_PREFIX):
+        if name == NAMES_PREFIX:
+            raise UserError("--method names: needs a pattern", hint="for example: --method 'names:layer3.*'")
+        return MethodCall(name, catalog.BY_NAME, pattern=name.removeprefix(NAMES_PREFIX))
+    if name in METHODS:
+        return MethodCall(name, METHODS[name])
+    module, colon, function = name.partition(":")
+    if colon and module.replace(".", "").isidentifier() and function.isidentifier():
+        return MethodCall(name, catalog.Method(name, "a user's own selector", nested=False), own_code=True)
+    known_names = [*METHODS, "names:PATTERN", "package.module:function"]
+    raise UserError(f"unknown method '{name}'", hint=suggestion(name, known_names))
+
+
+def _parse_ks(text: str | None) -> list[int]:
+    """A comma list of positive integers without repetition; empty if none was typed."""
+    if text is None or text.strip() == AUTO:
+        return []
+    ks: list[int] = []
+    for word in (part.strip() for part in text.split(",")):
+        if not is_count(word):
+            raise UserError(
+                f"--k {word[:40]!r} is not a positive integer",
+                hint="for example: --k 1000, --k 50,100,200 or --k auto --retain 0.9",
+            )
+        ks.append(int(word))
+    return list(dict.fromkeys(ks))
+
+
+def is_count(word: str) -> bool:
+    """Whether a word is a positive integer of a sensible length."""
+    return word.isascii() and word.isdigit() and len(word) <= 18 and int(word) > 0
+
+
+def _parse_retain(settings: Settings, calls: list[MethodCall]) -> float | None:
+    """The fraction that `--k auto` must reach; None for any other k."""
+    if settings.k is None or settings.k.strip() != AUTO:
+        if settings.retain is not None:
+            raise UserError("--retain needs --k auto", hint="for example: --k auto --retain 0.9")
+        return None
+    for call in calls:
+        if call.method.takes_k and not call.is_nested(settings.pool):
+            pooled = call.method.pooled
+            raise UserError(
+                f"--k auto needs a method whose choice for a small k is a prefix of that for a larger one; {call.name} "
+                + (f"with --pool {settings.pool} is not" if pooled else "is not"),
+                hint="give k as a number" + (", or use --pool all" if pooled else ""),
+            )
+    retain = DEFAULT_RETAIN if settings.retain is None else settings.retain
+    if not 0 < retain <= 1:
+        raise UserError(f"--retain {retain:g} is out of range", hint="expected a fraction, more than 0 and at most 1")
+    return retain

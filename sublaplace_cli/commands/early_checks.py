@@ -22,7 +22,7 @@ def check_sweep(job: Job) -> None:
             f"{what} takes one checkpoint and one seed",
             hint=f'call it once for each: for c in runs/*.pt; do sublaplace {job.command} --checkpoint "$c"; done',
         )
-    if job.mode.dry_run and job.posterior.posterior is not None:
+    if job.compute.dry_run and job.posterior.posterior is not None:
         raise UserError("--dry-run cannot be combined with --posterior, which writes no artifact")
     if job.outputs.predictions is not None and job.choices:
         check_predictions(job.outputs.predictions, 2 if is_sweep(job) else len(job.choices))

@@ -8,7 +8,7 @@ from ..run.run import Run
 
 def jacobians(run: Run) -> dict[str, Any]:
     """Rows → scores; no scores for a single split."""
-    asked, rows, problem = run.job.rows, Rows(run), None
+    asked, rows, problem = run.job.selection, Rows(run), None
     if asked.scores_only or asked.split == "all":
         problem = open_problem(run, rows, rows.noise_outputs())
     if not asked.scores_only:

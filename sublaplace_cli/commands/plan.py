@@ -61,7 +61,7 @@ class _Estimate:
         """Bytes of each artifact, by name."""
         run, p, C = self.run, self.run.layout.size, self.run.passes.n_outputs
         files: dict[str, int] = {}
-        for storage in self.storages if not run.job.rows.scores_only else ():
+        for storage in self.storages if not run.job.selection.scores_only else ():
             outputs = 16 * len(storage.source.split) * C
             files[storage.key.name] = outputs + (storage.source.compact_bytes() if storage.stored else 0)
         files["scores"] = 16 * p

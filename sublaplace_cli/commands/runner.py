@@ -52,16 +52,16 @@ def run_job(job: Job, spec: LoadedSpec, reporter: Reporter, workers: WorkerGroup
     """Run one of the four commands, once or as a sweep."""
     check_outputs(job)
     check_sweep(job)
-    baseline = None if job.gate.baseline is None else load_baseline(job.gate.baseline)
+    baseline = None if job.outputs.baseline is None else load_baseline(job.outputs.baseline)
     artifact, scales = _posterior(job)
     command = _command(job, artifact)
     runs, outcomes = runs_of(job), list[Outcome]()
     for member in with_time_left(runs, reporter) if is_sweep(job) else runs:
         with open_run(member.job, spec, reporter, workers, scales) as run:
             check_run(run)
-            if artifact is None and not job.mode.dry_run:
+            if artifact is None and not job.compute.dry_run:
                 run.store.open_folder()
-            done: Listing | Evaluation | dict[str, Any] | None = plan(run) if job.mode.dry_run else None
+            done: Listing | Evaluation | dict[str, Any] | None = plan(run) if job.compute.dry_run else None
             while done is None:
                 try:
                     done = command(run)
@@ -74,8 +74,8 @@ def run_job(job: Job, spec: LoadedSpec, reporter: Reporter, workers: WorkerGroup
     outcome = _combined(job, runs, outcomes) if is_sweep(job) else outcomes[0]
     if isinstance(outcome.answer, Listing):
         return outcome
-    limits = [*limits_of(spec.spec.gate), *job.gate.limits]
-    return replace(outcome, answer=judge(outcome.answer, limits, baseline, job.gate.significant))
+    limits = [*limits_of(spec.spec.gate), *job.limits]
+    return replace(outcome, answer=judge(outcome.answer, limits, baseline, job.outputs.significant))
 
 
 def follow_job(job: Job, spec: LoadedSpec, reporter: Reporter, workers: WorkerGroup) -> None:
@@ -138,7 +138,7 @@ def _write_predictions(run: Run, done: Evaluation, member: SweepRun) -> list[Lin
 
 def _combined(job: Job, runs: list[SweepRun], outcomes: list[Outcome]) -> Outcome:
     answers, first = [outcome.answer for outcome in outcomes], outcomes[0]
-    if job.mode.dry_run:
+    if job.compute.dry_run:
         plans = [answer for answer in answers if isinstance(answer, Listing)]
         return Outcome(combine_plans([member.checkpoint for member in runs], plans))
     if job.outputs.predictions is not None:

@@ -31,7 +31,7 @@ class SweepRun:
 
 def is_sweep(job: Job) -> bool:
     """Whether there are several checkpoints, a glob of them, or several seeds."""
-    checkpoints = job.project.checkpoints
+    checkpoints = job.project.checkpoint
     return len(checkpoints) > 1 or len(job.selection.seeds) > 1 or any(map(_is_pattern, checkpoints))
 
 
@@ -46,7 +46,7 @@ def runs_of(job: Job) -> list[SweepRun]:
             if folder is not None:
                 folder = folder / _folder(checkpoint, seed)
             checkpoints = () if checkpoint is None else (checkpoint,)
-            project = replace(job.project, checkpoints=checkpoints, run_dir=folder)
+            project = replace(job.project, checkpoint=checkpoints, run_dir=folder)
             own = replace(job, project=project, selection=replace(job.selection, seeds=(seed,)))
             runs.append(SweepRun("the spec's" if checkpoint is None else checkpoint, seed, own))
     return runs
@@ -54,7 +54,7 @@ def runs_of(job: Job) -> list[SweepRun]:
 
 def _checkpoints(job: Job) -> list[str | None]:
     found: list[str] = []
-    for word in job.project.checkpoints:
+    for word in job.project.checkpoint:
         files = sorted(filter(os.path.isfile, glob.glob(word, recursive=True))) if _is_pattern(word) else [word]
         if not files:
             raise UserError(f"--checkpoint {word}: no file matches this pattern")

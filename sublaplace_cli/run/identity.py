@@ -30,7 +30,7 @@ class InputFiles:
 
 def identity_of(job: Job, project: Project, files: InputFiles, device: torch.device) -> dict[str, Any]:
     """The identity of a run as plain data; equal identities give equal numbers."""
-    spec = project.spec
+    spec, chosen = project.spec, job.selection
     described = spec.model_dump(mode="json", by_alias=True)
     described.pop("gate")  # it checks numbers and changes none
     if described["model"].get("weights"):
@@ -47,13 +47,13 @@ def identity_of(job: Job, project: Project, files: InputFiles, device: torch.dev
         "options": {
             "dtype": job.compute.dtype,
             "gram_dtype": job.compute.gram_dtype,
-            "seed": job.selection.seed,
-            "score": job.selection.score,
-            "reference": origin_of(spec.data, job.selection.reference),
-            "pool": job.selection.pool,
+            "seed": chosen.seed,
+            "score": chosen.score,
+            "reference": origin_of(spec.data, chosen.reference),
+            "pool": chosen.pool,
             "device": device.type,
             # Without a full posterior an open prior is tuned for the one sub-network: another one is another run.
-            "tuned_for": list(job.selection.typed) if job.posterior.full == "none" and _is_open(project) else None,
+            "tuned_for": [chosen.method, chosen.k] if job.posterior.full == "none" and _is_open(project) else None,
         },
     }
 

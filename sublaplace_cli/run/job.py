@@ -1,18 +1,162 @@
-"""The options of one command, parsed and checked once: no later code parses an option's text."""
+"""Every option, declared once, and the job that a command's options are parsed into: nothing is parsed again later."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from ..catalog import FULL, METHODS, Method
+from ..catalog import FORMATS, FULL, METHODS, NAMES_PREFIX, PICTURES, Method
 from ..errors import UserError
 from ..results.limits import Limit
 
 DEFAULT_K = 1000
-FullKind = Literal["exact", "none", "bracket"]
-RescaleKind = Literal["none", "scale", "hybrid"]
+File = Path | None
+_FORMAT_HELP = f"auto, {', '.join(FORMATS)}; auto: table on a terminal, tab-separated in a pipe"
+_METHOD_HELP = f"one of {', '.join(METHODS)}, names:PATTERN or package.module:function; evaluate: a comma list"
+
+
+@dataclass(frozen=True)
+class Text:
+    """Help of one option; a shell completes its value, or the last part of a comma list, from `names`."""
+
+    help: str
+    metavar: str | None = None
+    names: tuple[str, ...] = ()
+    is_list: bool = False
+    flags: tuple[str, ...] = ()  # if they are not --NAME
+
+    def complete(self, incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",") if self.is_list else ("", "", incomplete)
+        return [f"{before}{comma}{name}" for name in self.names if name.startswith(last)]
+
+
+@dataclass(frozen=True)
+class ProjectOptions:
+    """Which spec, checkpoints and run folder, and what the spec may do."""
+
+    spec: Annotated[File, Text("the spec; default: the nearest sublaplace.yaml, searched upward", "FILE")] = None
+    checkpoint: Annotated[
+        tuple[str, ...],
+        Text(
+            "replaces model.weights.path of the spec; evaluate: may be repeated or a quoted pattern, for a sweep",
+            "FILE",
+        ),
+    ] = ()
+    run_dir: Annotated[
+        File, Text("folder for artifacts; default: .sublaplace/<fingerprint>/ next to the spec", "DIR")
+    ] = None
+    allow_code: Annotated[
+        tuple[str, ...], Text("allow the spec to import this package (also SUBLAPLACE_ALLOW_CODE)", "PACKAGE")
+    ] = ()
+    allow_outside: Annotated[bool, Text("allow paths in the spec that lead out of its folder")] = False
+
+
+@dataclass(frozen=True)
+class ComputeOptions:
+    """Device and precision, and whether anything is computed or reused."""
+
+    device: Annotated[str, Text("auto, cpu, cuda or cuda:N", "NAME")] = "auto"
+    dtype: Annotated[
+        str,
+        Text("of the network's passes: float32 or float64; sums are always float64", "NAME", ("float32", "float64")),
+    ] = "float32"
+    gram_dtype: Annotated[
+        str,
+        Text(
+            "of the products in Gram matrices: float64, or float32 where float64 is slow; refused if too inaccurate",
+            "NAME",
+            ("float64", "float32"),
+        ),
+    ] = "float64"
+    force: Annotated[bool, Text("recompute everything and overwrite output files")] = False
+    dry_run: Annotated[bool, Text("show what would be computed and written, and write nothing")] = False
+
+
+@dataclass(frozen=True)
+class SelectionOptions:
+    """Options that affect the choice of parameters; `Job.choices` are parsed from method and k."""
+
+    method: Annotated[
+        str | None, Text(f"{_METHOD_HELP}; default: gradient", "NAME", (*METHODS, NAMES_PREFIX), is_list=True)
+    ] = None
+    k: Annotated[
+        str | None, Text("how many parameters; evaluate: a comma list; default: 1000, or all if there are fewer", "K")
+    ] = None
+    pool: Annotated[str, Text("candidates of greedy: all, 2k, paper or a number", "POOL")] = "all"
+    score: Annotated[str, Text("weighted (by the output Hessian) or unweighted (exactly Algorithm 1)", "KIND")] = (
+        "weighted"
+    )
+    reference: Annotated[str, Text("rows that the scores are computed over: train, test or reference", "SPLIT")] = (
+        "reference"
+    )
+    split: Annotated[str, Text("train, test, reference or all", "NAME")] = "all"
+    scores_only: Annotated[bool, Text("compute the scores and store no Jacobian")] = False
+    seeds: Annotated[
+        tuple[int, ...],
+        Text(
+            "of the random method and of --samples; evaluate: may be repeated, for a sweep (0)", "N", flags=("--seed",)
+        ),
+    ] = ()
+
+    @property
+    def seed(self) -> int:
+        """The seed of one run."""
+        return self.seeds[0] if self.seeds else 0
+
+
+@dataclass(frozen=True)
+class PosteriorOptions:
+    """How posteriors are fitted and compared."""
+
+    indices: Annotated[File, Text("a stored selection, instead of --method and --k", "FILE")] = None
+    rescale: Annotated[
+        str | None,
+        Text(
+            "correct for what a sub-network leaves out: none, scale or hybrid; default: as the spec says, else none",
+            "KIND",
+            ("none", "scale", "hybrid"),
+        ),
+    ] = None
+    full: Annotated[str, Text("the full posterior to compare with: exact, none or bracket", "KIND")] = "exact"
+    full_rows: Annotated[
+        int | None, Text("with --full bracket: training rows whose full posterior is the upper bound (4000)", "N")
+    ] = None
+    posterior: Annotated[
+        File, Text("predict the test rows with a posterior-*.safetensors alone; no training rows are read", "FILE")
+    ] = None
+    samples: Annotated[int | None, Text("number of draws of the outputs to add to --predictions", "N")] = None
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Files that the command line names, the format of stdout, and the comparison with a baseline."""
+
+    format: Annotated[str, Text(_FORMAT_HELP, "NAME", tuple(FORMATS))] = "auto"
+    output: Annotated[
+        tuple[Path, ...],
+        Text("also write the result to FILE; format by suffix; may be repeated", "FILE", flags=("-o", "--output")),
+    ] = ()
+    predictions: Annotated[File, Text("write mean and std of each test row (.csv, .jsonl, .safetensors)", "FILE")] = (
+        None
+    )
+    plot: Annotated[File, Text("draw the result (.png, .svg or .pdf; needs the extra [plot])", "FILE")] = None
+    plot_kind: Annotated[
+        str | None, Text("curves (the default), calibration, scatter or map; with --plot", "KIND", tuple(PICTURES))
+    ] = None
+    report: Annotated[File, Text("one HTML file with table, pictures, gate and provenance (extra [plot])", "FILE")] = (
+        None
+    )
+    baseline: Annotated[File, Text("the JSON of an earlier run to compare with", "FILE")] = None
+    significant: Annotated[bool, Text("a limit that is broken by no more than its standard error does not fail")] = (
+        False
+    )
+
+    def named(self) -> list[tuple[str, Path]]:
+        """(flag, file) of everything that is written on request."""
+        single = {"--predictions": self.predictions, "--plot": self.plot, "--report": self.report}
+        written = [(flag, path) for flag, path in single.items() if path is not None]
+        return [*(("-o", path) for path in self.output), *written]
 
 
 @dataclass(frozen=True)
@@ -59,114 +203,19 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class ProjectOptions:
-    """Which spec, checkpoints and run folder, and what the spec may do."""
-
-    spec: Path | None = None
-    checkpoints: tuple[str, ...] = ()  # several, or a pattern: a sweep
-    run_dir: Path | None = None
-    allow_code: tuple[str, ...] = ()
-    allow_outside: bool = False
-
-
-@dataclass(frozen=True)
-class ComputeOptions:
-    """Device, precision of the passes, and limits; sizes in bytes."""
-
-    device: str = "auto"
-    dtype: str = "float32"
-    gram_dtype: str = "float64"
-    memory: int | None = None
-    max_artifact: int = 20 * 2**30
-
-
-@dataclass(frozen=True)
-class SelectionOptions:
-    """Options besides method and k that affect the choice of parameters."""
-
-    pool: str = "all"
-    score: Literal["weighted", "unweighted"] = "weighted"
-    reference: str = "reference"
-    seeds: tuple[int, ...] = ()  # several: a sweep
-    typed: tuple[str | None, str | None] = (None, None)  # --method and --k as typed: an open prior is tuned for them
-
-    @property
-    def seed(self) -> int:
-        """The seed of one run."""
-        return self.seeds[0] if self.seeds else 0
-
-
-@dataclass(frozen=True)
-class PosteriorOptions:
-    """How posteriors are fitted and compared."""
-
-    rescale: RescaleKind | None = None  # None: as the spec says
-    full: FullKind = "exact"
-    full_rows: int | None = None
-    indices: Path | None = None  # a selection from a file instead of a method
-    posterior: Path | None = None  # predict with this one alone
-    samples: int | None = None
-
-
-@dataclass(frozen=True)
-class RowOptions:
-    """What `jacobians` computes."""
-
-    split: str = "all"
-    scores_only: bool = False
-
-
-@dataclass(frozen=True)
-class OutputOptions:
-    """Files that the command line names, and the format of stdout."""
-
-    format: str = "auto"
-    results: tuple[Path, ...] = ()
-    predictions: Path | None = None
-    plot: Path | None = None
-    plot_kind: str | None = None
-    report: Path | None = None
-
-    def named(self) -> list[tuple[str, Path]]:
-        """(flag, file) of everything that is written on request."""
-        single = {"--predictions": self.predictions, "--plot": self.plot, "--report": self.report}
-        return [
-            *(("-o", path) for path in self.results),
-            *((f, path) for f, path in single.items() if path is not None),
-        ]
-
-
-@dataclass(frozen=True)
-class GateOptions:
-    """Limits from the command line."""
-
-    limits: tuple[Limit, ...] = ()
-    baseline: Path | None = None
-    significant: bool = False
-
-
-@dataclass(frozen=True)
-class Mode:
-    """Whether stored parts are reused, and whether anything is computed."""
-
-    force: bool = False  # recompute everything, overwrite output files
-    dry_run: bool = False  # only report what would be done
-
-
-@dataclass(frozen=True)
 class Job:
-    """One command with all its options."""
+    """One command with all its options, parsed."""
 
     command: Literal["jacobians", "select", "fit", "evaluate"]
-    choices: tuple[Choice, ...] = ()
-    project: ProjectOptions = ProjectOptions()
-    compute: ComputeOptions = ComputeOptions()
-    selection: SelectionOptions = SelectionOptions()
-    posterior: PosteriorOptions = PosteriorOptions()
-    rows: RowOptions = RowOptions()
-    outputs: OutputOptions = OutputOptions()
-    gate: GateOptions = GateOptions()
-    mode: Mode = Mode()
+    choices: tuple[Choice, ...]
+    limits: tuple[Limit, ...]
+    memory: int | None  # bytes
+    max_artifact: int  # bytes
+    project: ProjectOptions
+    compute: ComputeOptions
+    selection: SelectionOptions
+    posterior: PosteriorOptions
+    outputs: OutputOptions
 
     @property
     def compares_with_full(self) -> bool:
@@ -185,12 +234,12 @@ class Job:
         """Splits that the command requires, and those that it uses if the spec has them."""
         if self.posterior.posterior is not None:
             return ("test",), ()
-        only_rows = self.command == "jacobians" and not self.rows.scores_only
+        only_rows = self.command == "jacobians" and not self.selection.scores_only
         needs = ["train"] if only_rows else ["train", "reference"]
         if self.command == "evaluate" or self.selection.reference == "test":
             needs.append("test")
         if not only_rows:
             return tuple(needs), ()
-        if self.rows.split == "all":
+        if self.selection.split == "all":
             return (*needs, "reference"), ("test",)
-        return (*needs, self.rows.split), ()
+        return (*needs, self.selection.split), ()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core.network.layout import Layout
 from ..core.posterior.path import fit_path
-from ..core.posterior.rescale import Rescale, rescale_to_full
+from ..core.posterior.rescale import Kind, Rescale, rescale_to_full
 from ..core.posterior.subnet import SubnetPosterior
 from ..core.posterior.subnet_dual import SubnetDual
 from ..core.posterior.subnet_primal import SubnetPrimal
@@ -18,7 +18,6 @@ from ..core.selectors import checked
 from ..files.artifacts.artifact import Artifact
 from ..files.artifacts.run_folder import file_stem
 from ..files.data.datasets import MeanStd, Scales, Split
-from .job import RescaleKind
 from .problem import Problem, posterior_facts, warn_if_ill_conditioned
 from .project import prior_vector
 from .selections import Chosen
@@ -49,7 +48,7 @@ def _extends(long: Chosen, short: Chosen) -> bool:
     return short.method == long.method and torch.equal(short.indices, long.indices[: short.k])
 
 
-def variant(name: str, rescale: RescaleKind) -> str:
+def variant(name: str, rescale: Kind) -> str:
     """The name of an artifact that depends on the rescaling: one per kind, so none overwrites another."""
     return name if rescale == "none" else f"{name}-{rescale}"
 

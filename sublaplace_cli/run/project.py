@@ -14,7 +14,7 @@ from ..errors import UserError
 from ..files.networks.loading import Network, NetworkSource, load_network
 from ..files.spec.loading import LoadedSpec
 from ..files.spec.models import ModelSpec, Spec
-from .job import ProjectOptions, RescaleKind
+from .job import ProjectOptions
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,6 @@ class Project:
         """A network that the spec describes."""
         source = NetworkSource(self.resolve, self.options.allow_code, self.loaded.folder, self.memory)
         return load_network(part, source, field=field, weights_path=weights_path)
-
-    def load_model(self) -> Network:
-        """The network of the spec, with the checkpoint of the command line if there is one."""
-        checkpoints = self.options.checkpoints
-        return self.load_network(self.spec.model, "model", Path(checkpoints[0]) if checkpoints else None)
-
-    def rescale(self, asked: RescaleKind | None) -> RescaleKind:
-        """The option if set, otherwise the value of the spec."""
-        return asked or self.spec.posterior.rescale
 
     def ensemble_files(self) -> list[Path]:
         """Checkpoints of the ensemble, all of them existing."""

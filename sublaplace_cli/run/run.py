@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from ..core.likelihoods import Likelihood
 from ..core.network.digest import network_digest
 from ..core.network.forward import last_linear
 from ..core.network.layout import Layout
+from ..core.posterior.rescale import Kind
 from ..core.workers import WorkerGroup
 from ..errors import UserError
 from ..files.artifacts.run_folder import default_folder, fingerprint
@@ -27,7 +28,7 @@ from ..files.spec.loading import LoadedSpec
 from ..reporter import Reporter
 from ..sizes import format_bytes
 from .identity import InputFiles, identity_of, provenance_of
-from .job import Choice, Job, RescaleKind
+from .job import Choice, Job
 from .project import Project, prior_vector
 from .rows.input_reader import InputReader, targets_of
 from .rows.passes import Passes
@@ -79,8 +80,9 @@ class Run:
         return tuple(choice.for_network(self.layout.size) for choice in self.job.choices)
 
     @property
-    def rescale(self) -> RescaleKind:
-        return self.project.rescale(self.job.posterior.rescale)
+    def rescale(self) -> Kind:
+        """The option if set, otherwise the value of the spec."""
+        return cast(Kind, self.job.posterior.rescale) or self.project.spec.posterior.rescale
 
     @property
     def unit_likelihood(self) -> Likelihood:
@@ -110,7 +112,7 @@ class Run:
 
     def row_storage(self, name: str) -> RowStorage:
         """How the rows of a split are stored."""
-        source, written = self.row_source(name), not self.job.rows.scores_only
+        source, written = self.row_source(name), not self.job.selection.scores_only
         return RowStorage(source, self.memory, written and source.compact_bytes() <= self.store.limit, written)
 
     @cached_property
@@ -132,7 +134,7 @@ class Run:
     def with_half_the_memory(self) -> Run:
         """The same run after it ran out of memory; finished parts come from the store."""
         devices.release(self.device)
-        reused = "" if self.job.mode.force else "; finished parts are reused"
+        reused = "" if self.job.compute.force else "; finished parts are reused"
         half = self.memory // 2
         self.reporter.note(f"out of memory on {self.device}: continuing within {format_bytes(half)}{reused}")
         return replace(self, memory=half)
@@ -161,8 +163,8 @@ def open_run(
 
 
 def _memory(job: Job, device: torch.device, workers: WorkerGroup) -> int:
-    if job.compute.memory is not None:
-        return job.compute.memory
+    if job.memory is not None:
+        return job.memory
     return int(devices.free_memory(device) * devices.SAFE_SHARE / workers.workers_on_device)
 
 
@@ -175,7 +177,8 @@ def _checked_run(
     reporter: Reporter,
     scales: Scales | None,
 ) -> Run:
-    network = project.load_model()
+    weights = Path(job.project.checkpoint[0]) if job.project.checkpoint else None
+    network = project.load_network(project.spec.model, "model", weights)
     model = network.module.eval().to(device=device, dtype=getattr(torch, job.compute.dtype))
     layout = Layout.of(model)
     if not layout.parameters:
@@ -195,7 +198,7 @@ def _checked_run(
     identity = identity_of(job, project, files, device)
     folder = job.project.run_dir or default_folder(project.loaded.folder, identity)
     store = Store(folder.absolute(), identity, _metadata(job, project, identity, device, layout), reporter)
-    store.force, store.max_bytes, store.device = job.mode.force, job.compute.max_artifact, device
+    store.force, store.max_bytes, store.device = job.compute.force, job.max_artifact, device
     facts = NetworkFacts(layout, tuple(last_linear(model, sample)), (project.loaded.path, *files.all()))
     origins = {name: origin_of(project.spec.data, name) for name in ("train", "reference", *splits)}
     by_origin = {origins[name]: split for name, split in splits.items()}

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from sublaplace_cli.catalog import METHODS
-from sublaplace_cli.cli.options import COMMANDS
-from sublaplace_cli.cli.settings import Settings
+from sublaplace_cli.cli.settings import COMMANDS, Settings
 from sublaplace_cli.cli.usage import FIXED_BY_POSTERIOR, ONE_OF, parse_job
 from sublaplace_cli.errors import UserError
 from sublaplace_cli.results.limits import Limit
@@ -77,10 +76,10 @@ def test_without_options_a_job_has_the_defaults(command: str, monkeypatch: pytes
     assert [(choice.call.name, choice.k, choice.retain) for choice in job.choices] == (
         [] if command == "jacobians" else [("gradient", None, None)]
     )
-    assert (job.compute.memory, job.compute.max_artifact) == (None, 20 * 2**30)
+    assert (job.memory, job.max_artifact) == (None, 20 * 2**30)
     assert (job.selection.seed, job.selection.seeds) == (0, ())
     assert (job.outputs.format, job.outputs.named()) == ("auto", [])
-    assert (job.gate.limits, job.mode.force, job.mode.dry_run) == ((), False, False)
+    assert (job.limits, job.compute.force, job.compute.dry_run) == ((), False, False)
 
 
 def test_methods_and_ks_in_the_order_typed_and_each_once() -> None:
@@ -92,13 +91,13 @@ def test_methods_and_ks_in_the_order_typed_and_each_once() -> None:
         ("names:[a,b].*", None),
     ]
     assert job.choices[3].call.pattern == "[a,b].*"
-    assert job.selection.typed == ("last-k,full,names:[a,b].*,last-k", "7,5,7")
+    assert (job.selection.method, job.selection.k) == ("last-k,full,names:[a,b].*,last-k", "7,5,7")
 
 
 def test_numbers_are_parsed() -> None:
     job = parse_job("evaluate", Settings(memory="1.5GiB", max_artifact="3kB", fail_if=("nll > 0.1",)))
-    assert (job.compute.memory, job.compute.max_artifact) == (3 * 2**29, 3000)
-    (limit,) = job.gate.limits
+    assert (job.memory, job.max_artifact) == (3 * 2**29, 3000)
+    (limit,) = job.limits
     assert isinstance(limit, Limit)
     assert parse_job("evaluate", Settings(k="auto")).choices[0].retain == 0.9
 

@@ -23,11 +23,11 @@ def check_outputs(job: Job) -> None:
             raise UserError(f"{option} {path} is a folder, expected a file name")
         if exists and not path.is_file():
             raise UserError(f"{option} {path} is not a regular file", hint="for stdout, leave the option out")
-        if exists and not job.mode.force:
+        if exists and not job.compute.force:
             raise UserError(f"{option} {path}: the file exists already", hint="choose another name, or add --force")
         if not path.absolute().parent.is_dir():
             raise UserError(f"{option} {path}: there is no folder {path.absolute().parent}")
-        if not job.mode.dry_run:
+        if not job.compute.dry_run:
             _try_to_write(option, path)
         seen.add(resolved)
 
@@ -45,7 +45,7 @@ def _try_to_write(option: str, path: Path) -> None:
 def protect_inputs(run: Run) -> None:
     """Refuse to overwrite an input of the run, even with --force."""
     job = run.job
-    named = (job.gate.baseline, job.posterior.posterior, job.posterior.indices)
+    named = (job.outputs.baseline, job.posterior.posterior, job.posterior.indices)
     inputs = {path.resolve() for path in (*run.network.files, *named) if path is not None}
     for option, path in job.outputs.named():
         if path.resolve() in inputs:

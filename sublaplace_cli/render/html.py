@@ -57,8 +57,8 @@ def html_report(result: Result, figures: Figures | None, words: Sequence[str], s
         f"<p class='lead'>Made by sublaplace {escape(version)}.</p>",
     ]
     body = "\n".join(part for part in parts if part)
-    head = f"<meta charset='utf-8'><meta name='viewport' content='width=device-width'><style>{PAGE_STYLE}</style>"
-    head += "<title>sublaplace report</title>"
+    meta = "<meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
+    head = f"{meta}<style>{PAGE_STYLE}</style><title>sublaplace report</title>"
     return f"<!doctype html>\n<html lang='en'><head>{head}</head>\n<body>{body}</body></html>\n"
 
 

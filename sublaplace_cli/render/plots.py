@@ -6,6 +6,7 @@ apart; every line also has its own marker.
 """
 
 import io
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ def curves(result: Result, _figures: Figures) -> Figure:
         rows.append(result.full)
     w2, *others = (METRICS[name] for name in AXIS_LABELS)
     second = next((metric for metric in others if any(row.value(metric.name) is not None for row in rows)), others[-1])
-    figure = _figure(11, 4.4)
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for axes, metric in ((left, w2), (right, second)):
         _panel(axes, rows, metric, log=metric is w2)
@@ -101,9 +102,18 @@ def _method(axes: Axes, rows: Sequence[Row], metric: str, number: int, log: bool
     ks, known = [_k(row) or 0 for row in rows], METHODS.get(method)
     fixed_k = method.startswith(NAMES_PREFIX) if known is None else known.kind == "selector" and not known.takes_k
     hollow: dict[str, Any] = {"marker": "D", "markerfacecolor": "none", "markersize": 9, "linestyle": "none"}
-    plain: dict[str, Any] = {"marker": _marker(number), "markersize": 5, "linewidth": 1.6}
-    axes.plot(ks, values, color=_colour(number), label=method, **(hollow if fixed_k else plain))
-    _band(axes, ks, values, [row.error(metric) or 0.0 for row in rows], _colour(number), log)
+    plain: dict[str, Any] = {"markersize": 5, "linewidth": 1.6}
+    axes.plot(ks, values, label=method, **{**_style(number), **(hollow if fixed_k else plain)})
+    pairs = [(value, row.error(metric) or 0.0) for value, row in zip(values, rows, strict=True)]
+    if not any(error for _, error in pairs):
+        return
+    # ± one standard error; a vertical bar if there is only one k.
+    low = [max(value - error, value / 10) if log else value - error for value, error in pairs]
+    high = [value + error for value, error in pairs]
+    if len(ks) == 1:
+        axes.vlines(ks, low, high, color=_colour(number), linewidth=1.5)
+    else:
+        axes.fill_between(ks, low, high, color=_colour(number), alpha=0.18, linewidth=0)
 
 
 def _methods(rows: Sequence[Row]) -> list[str]:
@@ -132,19 +142,6 @@ def _is_drawn(row: Row, metric: str, log: bool) -> bool:
     return value is not None and (not log or value > ROUNDING * (row.value("mean_std") or 0.0))
 
 
-def _band(axes: Axes, ks: list[int], values: Sequence[float], errors: Sequence[float], colour: str, log: bool) -> None:
-    """± one standard error; a vertical bar if there is only one k."""
-    if not any(errors):
-        return
-    pairs = list(zip(values, errors, strict=True))
-    low = [max(value - error, value / 10) if log else value - error for value, error in pairs]
-    high = [value + error for value, error in pairs]
-    if len(ks) == 1:
-        axes.vlines(ks, low, high, color=colour, linewidth=1.5)
-    else:
-        axes.fill_between(ks, low, high, color=colour, alpha=0.18, linewidth=0)
-
-
 def _bracket(axes: Axes, rows: Sequence[Row]) -> None:
     """The interval that holds W2, if only bounds of the full posterior are known."""
     for row in rows:
@@ -156,7 +153,7 @@ def _bracket(axes: Axes, rows: Sequence[Row]) -> None:
 
 def calibration(_result: Result, figures: Figures) -> Figure:
     """Nominal against empirical coverage, or confidence against accuracy: the likelihood decides which."""
-    figure = _figure(7.2, 5)
+    figure = Figure(figsize=(7.2, 5), layout="constrained")
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="0.6", linewidth=1, label="perfect")
     for number, line in enumerate(figures.calibration):
@@ -167,7 +164,7 @@ def calibration(_result: Result, figures: Figures) -> Figure:
 
 def scatter(_result: Result, figures: Figures) -> Figure:
     """σ of each method against σ_full, one point per test row and output."""
-    figure = _figure(7.2, 5)
+    figure = Figure(figsize=(7.2, 5), layout="constrained")
     axes = figure.subplots()
     for number, cloud in enumerate(figures.scatter):
         axes.scatter(cloud.x, cloud.y, label=cloud.label, s=10, alpha=0.6, linewidths=0, **_style(number))
@@ -192,7 +189,8 @@ def layer_map(_result: Result, figures: Figures) -> Figure:
     """The share of each layer's parameters that each sub-network holds."""
     labels = list(figures.layers[0].chosen)
     layers = _grouped(figures)
-    figure = _figure(3.6 + 1.1 * len(labels), 1.6 + 0.28 * len(layers))
+    size = (3.6 + 1.1 * len(labels), min(1.6 + 0.28 * len(layers), 40))
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     shares = [[chosen.get(label, 0) / max(size, 1) for label in labels] for _, size, chosen in layers]
     image = axes.imshow(shares, aspect="auto", cmap="cividis", vmin=0, vmax=1)
@@ -207,18 +205,17 @@ def layer_map(_result: Result, figures: Figures) -> Figure:
     return figure
 
 
-def _grouped(figures: Figures) -> list[tuple[str, int, dict[str, int]]]:
+def _grouped(figures: Figures) -> list[tuple[str, int, Counter[str]]]:
     """The layers, summed by shorter and shorter name prefixes until they fit."""
     depth = max((layer.name.count(".") + 1 for layer in figures.layers), default=1)
     while True:
-        groups: dict[str, tuple[int, dict[str, int]]] = {}
+        sizes, chosen = Counter[str](), defaultdict[str, Counter[str]](Counter)
         for layer in figures.layers:
             name = ".".join(layer.name.split(".")[:depth])
-            size, chosen = groups.get(name, (0, {}))
-            added = {label: chosen.get(label, 0) + count for label, count in layer.chosen.items()}
-            groups[name] = (size + layer.size, added)
-        if len(groups) <= MOST_LAYERS or depth == 1:
-            return [(name, size, chosen) for name, (size, chosen) in groups.items()]
+            sizes[name] += layer.size
+            chosen[name].update(layer.chosen)
+        if len(sizes) <= MOST_LAYERS or depth == 1:
+            return [(name, size, chosen[name]) for name, size in sizes.items()]
         depth -= 1
 
 
@@ -226,14 +223,6 @@ def _colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
 
 
-def _marker(number: int) -> str:
-    """The marker, shifted by one each time the colours repeat."""
-    return MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
-
-
 def _style(number: int) -> dict[str, Any]:
-    return {"color": _colour(number), "marker": _marker(number)}
-
-
-def _figure(width: float, height: float) -> Figure:
-    return Figure(figsize=(width, min(height, 40)), layout="constrained")
+    shift = number // len(COLOURS)  # of the markers, each time the colours repeat
+    return {"color": _colour(number), "marker": MARKERS[(number + shift) % len(MARKERS)]}

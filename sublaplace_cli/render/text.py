@@ -22,9 +22,8 @@ SHOWN = ("checkpoint", "seed", "method", "k", *(key for metric in _COLUMNS for k
 # Shown only if some row has another value.
 HIDDEN_AT = {"seed": 0, **{metric.name: column.hidden_at for metric, column in _COLUMNS.items()}}
 # Dropped in this order if the terminal is too narrow: a truncated number is worse than none.
-_BY_IMPORTANCE = sorted((column.dropped, metric.name) for metric, column in _COLUMNS.items() if column.dropped)
-DROPPED_FIRST = (*_ERROR_COLUMNS, *(name for _, name in _BY_IMPORTANCE))
-MEAN_LABEL = "mean"  # instead of a checkpoint
+_DROP_ORDER = {metric.name: column.dropped for metric, column in _COLUMNS.items() if column.dropped}
+DROPPED_FIRST = (*_ERROR_COLUMNS, *sorted(_DROP_ORDER, key=_DROP_ORDER.__getitem__))
 VALUE_HEADING = "value"  # of a column that holds words as well as numbers
 LEFT_ALIGNED = ("checkpoint", "method", VALUE_HEADING)
 
@@ -35,14 +34,23 @@ def jsonl(answer: Answer) -> str:
     return "\n".join(json.dumps(line, allow_nan=False, ensure_ascii=False) for line in lines)
 
 
-def csv_text(answer: Answer) -> str:
+def csv_text(answer: Answer, delimiter: str = ",") -> str:
     """All keys of the rows in full precision; missing values are empty."""
-    return _delimited(answer, ",")
+    if isinstance(answer, Listing):
+        flat = {k: json.dumps(v) if isinstance(v, (dict, list)) else v for k, v in answer.as_dict().items()}
+        columns, rows = list(flat), [flat]
+    else:
+        columns, rows = [key for key in answer.rows[0].as_dict() if key != "why"], _all_rows(answer)
+    out = io.StringIO()
+    writer = csv.writer(out, delimiter=delimiter, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([row.get(key) for key in columns] for row in rows)  # None becomes an empty cell
+    return out.getvalue()
 
 
 def tsv(answer: Answer) -> str:
     """Tab-separated, for pipes."""
-    return _delimited(answer, "\t")
+    return csv_text(answer, "\t")
 
 
 def markdown(answer: Answer) -> str:
@@ -107,7 +115,10 @@ def title(answer: Answer) -> str:
 def short_grid(answer: Answer, width: int | None = None) -> tuple[list[str], list[list[str]]]:
     """Non-empty columns, rounded, as many as fit into `width`; the full posterior is the last row."""
     if isinstance(answer, Listing):
-        return ["", VALUE_HEADING], _listing_rows(answer)
+        items = answer.as_dict().items()
+        flat = [(name, value) for name, value in items if name != "schema" and not isinstance(value, dict)]
+        nested = [(f"{name}: {key}", v) for name, value in items if isinstance(value, dict) for key, v in value.items()]
+        return ["", VALUE_HEADING], [[name, _in_words(name, v)] for name, v in [*flat, *nested] if v is not None]
     rows = _all_rows(answer)
     columns = [key for key in SHOWN if any(row.get(key) not in (None, HIDDEN_AT.get(key)) for row in rows)]
     if isinstance(answer, SweepResult):
@@ -119,29 +130,9 @@ def short_grid(answer: Answer, width: int | None = None) -> tuple[list[str], lis
     return columns, [[cells[key][i] for key in columns] for i in range(len(rows))]
 
 
-def _listing_rows(listing: Listing) -> list[list[str]]:
-    items = listing.as_dict().items()
-    flat = [(name, value) for name, value in items if name != "schema" and not isinstance(value, dict)]
-    nested = [(f"{name}: {key}", v) for name, value in items if isinstance(value, dict) for key, v in value.items()]
-    return [[name, _in_words(name, value)] for name, value in [*flat, *nested] if value is not None]
-
-
-def _delimited(answer: Answer, delimiter: str) -> str:
-    if isinstance(answer, Listing):
-        flat = {k: json.dumps(v) if isinstance(v, (dict, list)) else v for k, v in answer.as_dict().items()}
-        columns, rows = list(flat), [flat]
-    else:
-        columns, rows = [key for key in answer.rows[0].as_dict() if key != "why"], _all_rows(answer)
-    out = io.StringIO()
-    writer = csv.writer(out, delimiter=delimiter, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([row.get(key) for key in columns] for row in rows)  # None becomes an empty cell
-    return out.getvalue()
-
-
 def _all_rows(result: Result) -> list[dict[str, Any]]:
     """The rows, then the means of a sweep, last the full posterior if it is not among them."""
-    means, label = (result.mean, {"checkpoint": MEAN_LABEL}) if isinstance(result, SweepResult) else ((), {})
+    means, label = (result.mean, {"checkpoint": "mean"}) if isinstance(result, SweepResult) else ((), {})
     rows = [row.as_dict() for row in result.rows] + [{**label, **row.as_dict()} for row in means]
     if result.full is not None and not any(row.method == FULL for row in result.rows):
         rows.append({**label, **result.full.as_dict()})

@@ -8,7 +8,7 @@ import pytest
 from results.made_results import result, row
 
 from sublaplace_cli.catalog import PICTURES, load
-from sublaplace_cli.render.plots import COLOURS, _colour, _grouped, _marker, curves, picture
+from sublaplace_cli.render.plots import COLOURS, _grouped, _style, curves, picture
 from sublaplace_cli.results.figures import Figures, LayerShare, Series
 from sublaplace_cli.results.sweep import combine
 
@@ -110,7 +110,7 @@ def test_a_scatter_counts_what_lies_outside():
 
 
 def test_no_two_lines_look_the_same():
-    styles = [(_colour(i), _marker(i)) for i in range(40)]
+    styles = [tuple(_style(i).values()) for i in range(40)]
     assert len(set(styles)) == 40
     channels = [[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in COLOURS]
     greys = sorted(0.299 * r + 0.587 * g + 0.114 * b for r, g, b in channels)

@@ -1,7 +1,6 @@
 """The data section of the spec → splits of checked rows.
 
 `datasets` reads the files of the splits, `sources` has the records between a reader and a split and chooses the rows,
-`transforms` prepares inputs and targets chunk by chunk. The readers are `tables` (csv and parquet, with `columns` for
-inputs and targets), `arrays` (npz, npy, safetensors) and `images` (image folders). `matrix` reads one array outside the
-data section.
+`transforms` prepares inputs and targets chunk by chunk. The readers are `tables` (csv and parquet), `arrays` (npz, npy,
+safetensors) and `images` (image folders).
 """

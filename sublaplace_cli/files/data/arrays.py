@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 
 from ...errors import UserError, suggestion
 from ...sizes import format_bytes
-from .columns import Columns, pick_columns
 from .sources import ReadRequest, Source, labelled, map_inputs, refuse_if_larger
+from .tables import Columns, pick_columns
 
 Members = dict[str, zipfile.ZipInfo]
 
@@ -49,20 +49,18 @@ def _named_source(
 ) -> Source:
     """The source with the wanted arrays of a file, after a check of their total size."""
 
-    def check_known(name: str) -> None:
+    def known_size(name: str) -> int:
         if name not in names:
             raise UserError(f"{request.path}: no array '{name}'", hint=suggestion(name, names))
+        return size(name)
 
     def other_array(name: str) -> np.ndarray:
-        check_known(name)
-        refuse_if_larger(size(name), request.memory - held, f"{request.path}: array '{name}'")
+        refuse_if_larger(known_size(name), request.memory - held, f"{request.path}: array '{name}'")
         return load(name)
 
     inputs, target = _wanted(request, names)
     needed = dict.fromkeys([*(name for _, name in labelled(inputs)), *filter(None, [target])])
-    for name in needed:
-        check_known(name)
-    held = sum(map(size, needed))
+    held = sum(map(known_size, needed))
     refuse_if_larger(held, request.memory, str(request.path))
     loaded = {name: load(name) for name in needed}
     arrays = map_inputs(loaded.__getitem__, inputs)
@@ -72,7 +70,7 @@ def _named_source(
 @dataclass(frozen=True)
 class _Header:
     shape: tuple[int, ...]
-    fortran: bool
+    order: Literal["C", "F"]
     dtype: np.dtype[Any]
     offset: int
 
@@ -80,17 +78,11 @@ class _Header:
     def data_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def refuse_other_size(self, stored: int, where: str) -> None:
-        """Refuse a file that does not have the size that its header declares."""
-        if self.offset + self.data_bytes != stored:
-            declared = f"{self.data_bytes} bytes (shape {self.shape}, {self.dtype})"
-            message = f"{where}: its header declares {declared}, but the file has {stored - self.offset}"
-            raise UserError(message, hint="it is truncated or damaged: copy or save it again")
 
-
-def _read_header(stream: IO[bytes], where: str) -> _Header:
-    # Only the first bytes: numpy reads a header of any declared length before it checks that length.
-    stream = io.BytesIO(stream.read(HEADER_BYTES))
+def _read_header(head: bytes, file_bytes: int, where: str) -> _Header:
+    """The .npy header in the first HEADER_BYTES; the file must have the size that it declares."""
+    # Not from the file: numpy reads a header of any declared length before it checks that length.
+    stream = io.BytesIO(head)
     try:
         version = np.lib.format.read_magic(stream)
         if version == (1, 0):
@@ -108,7 +100,12 @@ def _read_header(stream: IO[bytes], where: str) -> _Header:
         raise UserError(f"{where}: dtype {dtype} is not supported", hint="save it as float32, float64 or integers")
     if any(length < 0 for length in shape):
         raise UserError(f"{where}: bad .npy header: shape {shape}", hint="save it again with numpy")
-    return _Header(shape, fortran, dtype, stream.tell())
+    header = _Header(shape, "F" if fortran else "C", dtype, stream.tell())
+    if header.offset + header.data_bytes != file_bytes:
+        declared = f"{header.data_bytes} bytes (shape {shape}, {dtype})"
+        message = f"{where}: its header declares {declared}, but the file has {file_bytes - header.offset}"
+        raise UserError(message, hint="it is truncated or damaged: copy or save it again")
+    return header
 
 
 def read_npz(request: ReadRequest) -> Source:
@@ -140,9 +137,7 @@ def _member_bytes(path: Path, members: Members, name: str) -> int:
         message = f"{where} expands {ratio}-fold to {format_bytes(info.file_size)}: refused as a decompression bomb"
         raise UserError(message, hint="if you trust the file, save it again with numpy.savez (not compressed)")
     with _opened(path, info) as stream:
-        header = _read_header(stream, where)
-    header.refuse_other_size(info.file_size, where)
-    return header.data_bytes
+        return _read_header(stream.read(HEADER_BYTES), info.file_size, where).data_bytes
 
 
 @contextmanager
@@ -155,22 +150,22 @@ def _opened(path: Path, info: zipfile.ZipInfo) -> Iterator[IO[bytes]]:
 
 
 def _load_member(path: Path, members: Members, name: str) -> np.ndarray:
-    with _opened(path, members[name]) as stream:
-        header = _read_header(stream, f"{path}: array '{name}'")
-    flat = np.empty(math.prod(header.shape), dtype=header.dtype)
-    target = flat.view(np.uint8)
-    with _opened(path, members[name]) as stream:
-        stream.read(header.offset)
-        filled = 0
+    info = members[name]
+    with _opened(path, info) as stream:
+        head = stream.read(HEADER_BYTES)
+        header = _read_header(head, info.file_size, f"{path}: array '{name}'")
+        flat = np.empty(math.prod(header.shape), dtype=header.dtype)
+        target, filled, part = flat.view(np.uint8), 0, head[header.offset :]
         # Read to the end of the stream: only there is the checksum verified.
-        while part := stream.read(READ_BYTES):
+        while part:
             target[filled : filled + len(part)] = np.frombuffer(part, dtype=np.uint8)
             filled += len(part)
+            part = stream.read(READ_BYTES)
         if filled < len(target):
             raise EOFError(f"array '{name}' ends after {filled} of {len(target)} bytes")
     if not flat.dtype.isnative:
         flat = flat.byteswap(inplace=True).view(flat.dtype.newbyteorder("="))
-    return flat.reshape(header.shape, order="F" if header.fortran else "C")
+    return flat.reshape(header.shape, order=header.order)
 
 
 def read_npy(request: ReadRequest) -> Source:
@@ -185,12 +180,10 @@ def read_npy(request: ReadRequest) -> Source:
 
 def _map_npy(path: Path) -> np.ndarray:
     with path.open("rb") as stream:
-        header = _read_header(stream, str(path))
-    header.refuse_other_size(path.stat().st_size, str(path))
+        header = _read_header(stream.read(HEADER_BYTES), path.stat().st_size, str(path))
     if header.data_bytes == 0:  # an empty file range cannot be mapped
         return np.empty(header.shape, header.dtype)
-    order = "F" if header.fortran else "C"
-    return np.asarray(np.memmap(path, header.dtype, "r", header.offset, header.shape, order))  # type: ignore[call-overload]
+    return np.asarray(np.memmap(path, header.dtype, "r", header.offset, header.shape, header.order))
 
 
 def _as_table(path: Path, array: np.ndarray) -> Columns:

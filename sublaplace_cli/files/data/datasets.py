@@ -5,25 +5,23 @@ To add one: 1. write the reader, 2. add the catalog line, 3. if it needs an opti
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ... import catalog
-from ...errors import UserError, suggestion
-from ..spec.data import DataSpec, SplitSpec
+from ...errors import UserError
+from ..spec.data import ArraysSpec, ColumnsSpec, DataSpec, SplitSpec, SplitsSpec
 from ..spec.models import Spec
 from . import transforms
 from .sources import ArrayInputs, ChosenRows, ReadRequest, Source, check_lengths, choose, map_inputs
 from .transforms import MeanStd, Preparation, Scales
 
-__all__ = ["ArrayInputs", "MeanStd", "Preparation", "Scales", "Split", "data_files", "load_splits", "require_extra"]
-
 Resolve = Callable[[str, str], Path]
 
-SPLIT_NAMES = ("train", "test", "reference", "validation")
 EXTRAS = {"parquet": ("pyarrow", "parquet"), "imagefolder": ("PIL", "image")}
 
 
@@ -64,7 +62,9 @@ def require_extra(format_name: str) -> None:
 
 def data_files(data: DataSpec, resolve: Resolve, names: Sequence[str] | None = None) -> list[Path]:
     """Every file that the splits (or those called `names`) read, for hashing."""
-    origins = dict.fromkeys(origin_of(data, name) for name in names or _configured(data))
+    # train needs no entry: it defaults to all rows of data.path
+    defined = [name for name, split in data.splits or SplitsSpec() if split or (name == "train" and data.path)]
+    origins = dict.fromkeys(origin_of(data, name) for name in names or defined)
     paths = dict.fromkeys(_path(data, origin, resolve) for origin in origins)
     if data.format == "imagefolder":
         from .images import image_files
@@ -87,13 +87,32 @@ def load_splits(
     sources = _read_sources(data, needed, resolve, memory, needs_train=scales is None)
     chosen = {name: choose(source, _split_spec(data, name), name, memory) for name, source in sources.items()}
     targets = {origin: _targets(part, spec, is_train=origin == train) for origin, part in chosen.items()}
-    target_scale = _target_scale(spec, targets, train) if scales is None else scales.target
+    target_scale = _target_scale(data, targets, train) if scales is None else scales.target
     preparations = _preparations(data, chosen, train, scales)
-    built = {}
-    for origin, part in chosen.items():
-        values = _scaled(targets[origin], target_scale, origin)
-        built[origin] = Split(origin, part.raw, values, part.rows, len(part.source), preparations[origin], target_scale)
-    return {name: replace(built[origin], name=name) for name, origin in origins.items()}
+    for origin, values in targets.items():
+        if values is None or target_scale is None:
+            continue
+        if values.shape[1:] != target_scale.mean.shape:
+            expected = len(target_scale.mean)
+            message = f"split '{origin}' has {values.shape[1]} target columns, its standardisation {expected}"
+            raise UserError(message, hint="all splits need the same target columns")
+        targets[origin] = target_scale.apply(values)
+    splits = {}
+    for name, origin in origins.items():
+        part, prepare = chosen[origin], preparations[origin]
+        splits[name] = Split(name, part.raw, targets[origin], part.rows, len(part.source), prepare, target_scale)
+    return splits
+
+
+def read_matrix(path: Path, array: str | None, field: str, memory: int) -> np.ndarray:
+    """One array or column of a csv, npz, npy or safetensors file, (rows, …), with the checks of data files."""
+    format_name = path.suffix.removeprefix(".")
+    if format_name not in ("csv", "npz", "npy", "safetensors"):
+        raise UserError(f"{field}: {path} is not a .csv, .npz, .npy or .safetensors file")
+    columns = ColumnsSpec(input=[array]) if format_name == "csv" and array is not None else None
+    arrays = ArraysSpec(input=array or "f") if format_name in ("npz", "safetensors") else None
+    source = catalog.load(catalog.DATA_FORMATS[format_name])(ReadRequest(path, columns, arrays, None, memory))
+    return choose(source, SplitSpec(), "predictions", memory).raw  # type: ignore[return-value]
 
 
 def _read_sources(
@@ -101,54 +120,39 @@ def _read_sources(
 ) -> dict[str, Source]:
     """The source of each split; each file is read once, within the memory that is left."""
     train = origin_of(data, "train")
-    has_path = (getattr(_split_spec(data, train), "path", None) or data.path) is not None
+    has_path = (_split_spec(data, train).path or data.path) is not None
     training_path = _path(data, train, resolve) if needs_train and has_path else None
     read: dict[tuple[Path, str], Source] = {}
     sources = {}
     for origin in origins:
         path = _path(data, origin, resolve)
-        arrays = getattr(_split_spec(data, origin), "arrays", None) or data.arrays
+        arrays = _split_spec(data, origin).arrays or data.arrays
         key = path, repr(arrays)
         if key not in read:
             left = memory - sum(source.held for source in read.values())
             request = ReadRequest(path, data.columns, arrays, None if path == training_path else training_path, left)
-            read[key] = catalog.find(catalog.DATA_FORMATS, data.format, "data format")(request)
+            read[key] = catalog.load(catalog.DATA_FORMATS[data.format])(request)
             check_lengths(read[key])
         sources[origin] = read[key]
     return sources
 
 
-def _split_spec(data: DataSpec, name: str) -> SplitSpec | None:
-    return getattr(data.splits, name, None)
-
-
-def _configured(data: DataSpec) -> list[str]:
-    """The splits of the spec, and `train`, which defaults to all rows of `data.path`."""
-    names = [name for name in SPLIT_NAMES if _split_spec(data, name) is not None]
-    return names if "train" in names or data.path is None else ["train", *names]
+def _split_spec(data: DataSpec, name: str) -> SplitSpec:
+    return getattr(data.splits, name, None) or SplitSpec()
 
 
 def origin_of(data: DataSpec, name: str) -> str:
-    """The split whose rows `name` uses, through `same_as`."""
-    chain = [name]
-    while True:
-        spec = _split_spec(data, chain[-1])
-        source = "train" if spec is None and chain[-1] == "reference" else getattr(spec, "same_as", None)
-        if source is None:
-            break
-        if source not in SPLIT_NAMES:
-            hint = suggestion(source, SPLIT_NAMES)
-            raise UserError(f"data.splits.{chain[-1]}.same_as: unknown split '{source}'", hint=hint)
-        if source in chain:
-            raise UserError(f"data.splits: same_as leads in a circle: {' → '.join([*chain, source])}")
-        chain.append(source)
-    if spec is None and chain[-1] != "train":
-        raise UserError(f"the spec has no split '{chain[-1]}'", hint=f"add data.splits.{chain[-1]}")
-    return chain[-1]
+    """The split whose rows `name` uses, through `same_as`, which never leads in a circle."""
+    split: SplitSpec | None = getattr(data.splits, name, None)
+    if split is None and name == "reference":
+        return origin_of(data, "train")
+    if split is None and name != "train":
+        raise UserError(f"the spec has no split '{name}'", hint=f"add data.splits.{name}")
+    return origin_of(data, split.same_as) if split and split.same_as else name
 
 
 def _path(data: DataSpec, origin: str, resolve: Resolve) -> Path:
-    own = getattr(_split_spec(data, origin), "path", None)
+    own = _split_spec(data, origin).path
     field = f"data.splits.{origin}.path" if own else "data.path"
     value = own or data.path
     if not value:
@@ -162,26 +166,27 @@ def _path(data: DataSpec, origin: str, resolve: Resolve) -> Path:
 
 
 def _targets(chosen: ChosenRows, spec: Spec, *, is_train: bool) -> np.ndarray | None:
-    if chosen.targets is None:
+    """The targets: measurements as (N, C) float64, class numbers as (N,) int64."""
+    values, where = chosen.targets, str(chosen.source.path)
+    if values is None:
         return None
-    where = str(chosen.source.path)
     if not catalog.TASKS[spec.task].labels:
-        return transforms.measured_targets(chosen.targets, where)
-    wrap = spec.model.wrap
-    positive_classes = None if wrap is None else wrap.binary_logodds.classes
-    labels = transforms.class_labels(chosen.targets, spec.task, positive_classes, where, chosen.row_label)
-    if is_train:
-        transforms.refuse_one_class(labels, where)
+        if values.ndim > 2:
+            hint = "store one target row per data row: (N,) or (N, C)"
+            raise UserError(f"{where}: the target has shape {values.shape}", hint=hint)
+        return np.array(values, dtype=np.float64).reshape(len(values), -1)
+    positive_classes = None if spec.model.wrap is None else spec.model.wrap.binary_logodds.classes
+    labels = transforms.class_labels(values, spec.task, positive_classes, where, chosen.row_label)
+    if is_train and len(np.unique(labels)) < 2:
+        hint = "choose other training rows (is the file sorted by class?), or check the target"
+        raise UserError(f"{where}: one-class data: all {len(labels)} training targets are {labels[0]}", hint=hint)
     return labels
 
 
-def _target_scale(spec: Spec, targets: dict[str, np.ndarray | None], train: str) -> MeanStd | None:
-    mode = spec.data.standardise.target
+def _target_scale(data: DataSpec, targets: dict[str, np.ndarray | None], train: str) -> MeanStd | None:
+    mode = data.standardise.target
     if mode == "none":
         return None
-    if catalog.TASKS[spec.task].labels:
-        hint = "remove it: only regression targets can be standardised"
-        raise UserError(f"data.standardise.target: the targets of task {spec.task} are classes", hint=hint)
     if mode != "from-train":
         known = [values.shape[1] for values in targets.values() if values is not None]
         return transforms.fixed_scale(mode, (known[0] if known else np.size(mode.mean),), "data.standardise.target")
@@ -192,39 +197,26 @@ def _target_scale(spec: Spec, targets: dict[str, np.ndarray | None], train: str)
     return transforms.measured_scale(values)
 
 
-def _scaled(values: np.ndarray | None, scale: MeanStd | None, origin: str) -> np.ndarray | None:
-    if values is None or scale is None:
-        return values
-    if values.shape[1:] != scale.mean.shape:
-        message = f"split '{origin}' has {values.shape[1]} target columns, its standardisation {len(scale.mean)}"
-        raise UserError(message, hint="all splits need the same target columns")
-    return scale.apply(values)
-
-
 def _preparations(
     data: DataSpec, chosen: dict[str, ChosenRows], train: str, scales: Scales | None
 ) -> dict[str, Preparation]:
-    mode = data.standardise.input
-    if mode == "none" and not data.transforms and (scales is None or scales.input is None):
+    mode, scale = data.standardise.input, None if scales is None else scales.input
+    if mode == "none" and not data.transforms and scale is None:
         return dict.fromkeys(chosen, Preparation())
-    arrays, compiled = {}, {}
+    compiled = {}
     for origin, part in chosen.items():
         if not isinstance(part.raw, np.ndarray):
             message = "data.transforms and data.standardise.input work on one input array"
             hint = "prepare the arrays before storing them, and remove both keys from the spec"
             raise UserError(f"{part.source.path}: {message}, but there are {len(part.raw)}", hint=hint)
-        arrays[origin] = part.raw
         compiled[origin] = transforms.compile_steps(data.transforms, part.raw.shape[1:])
-    from_train = scales.input if scales is not None else None
     if mode == "from-train" and scales is None:
-        from_train = transforms.measured_scale(arrays[train], compiled[train][0])
+        rows: Any = chosen[train].raw
+        scale = transforms.measured_scale(rows, compiled[train][0])
     preparations = {}
     for origin, (steps, shape) in compiled.items():
-        scale = (
-            from_train
-            if mode in ("none", "from-train")
-            else transforms.fixed_scale(mode, shape, "data.standardise.input")
-        )
+        if not isinstance(mode, str):
+            scale = transforms.fixed_scale(mode, shape, "data.standardise.input")
         if scale is not None and scale.mean.shape != shape:
             hint = "all splits need the same inputs"
             raise UserError(f"rows of split '{origin}' have shape {shape}, training rows {scale.mean.shape}", hint=hint)

@@ -40,7 +40,7 @@ def image_files(path: Path) -> list[Path]:
     files = [
         file
         for folder in _class_folders(path)
-        for file in sorted(folder.iterdir(), key=lambda file: file.name)
+        for file in sorted(folder.iterdir())
         if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".") and file.is_file()
     ]
     if not files:
@@ -50,8 +50,7 @@ def image_files(path: Path) -> list[Path]:
 
 
 def _class_folders(path: Path) -> list[Path]:
-    folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-    return sorted(folders, key=lambda folder: folder.name)
+    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
 def _class_numbers(request: ReadRequest, files: list[Path]) -> np.ndarray:
@@ -81,14 +80,13 @@ def _opened(file: Path, image_class: Any) -> Iterator[Any]:
 
 def _common_size(files: list[Path], image_class: Any) -> tuple[int, int]:
     """Width and height of all images, from their headers only."""
-    size: tuple[int, int] | None = None
+    sizes = []
     for file in files:
         with _opened(file, image_class) as image:
             if image.mode.split(";")[0] in DEEP_MODES:
                 raise UserError(f"{file} has mode {image.mode}, expected 8 bits", hint="convert it to 8-bit RGB")
-            size = size or image.size
-            if image.size != size:
-                message = f"{file} is {image.size[0]}x{image.size[1]}, but {files[0]} is {size[0]}x{size[1]}"
+            sizes.append(image.size)
+            if image.size != sizes[0]:
+                message = "{} is {}x{}, but {} is {}x{}".format(file, *image.size, files[0], *sizes[0])
                 raise UserError(message, hint="all images need the same size: resize them first")
-    assert size is not None  # image_files gives at least one
-    return size
+    return sizes[0]

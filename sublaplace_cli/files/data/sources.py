@@ -3,7 +3,6 @@
 A reader is a function `read_…(request: ReadRequest) -> Source`; it checks sizes before it allocates memory.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from .transforms import row_chunks
 ArrayInputs = np.ndarray | dict[str, np.ndarray] | tuple[np.ndarray, ...]
 
 BAD_VALUES_SHOWN = 3
-ROW_SLICE = re.compile(r"\s*(-?\d{1,18})?\s*:\s*(-?\d{1,18})?\s*(?::\s*(-?\d{1,18})?\s*)?")
 
 
 @dataclass(frozen=True)
@@ -74,13 +72,9 @@ def map_inputs(function: Callable[[Any], Any], inputs: Any) -> Any:
 
 def labelled(inputs: Any) -> list[tuple[str, Any]]:
     """The inputs, each with a label for messages (empty if there is only one)."""
-    if isinstance(inputs, dict):
-        return list(inputs.items())
-    return (
-        [(str(position), value) for position, value in enumerate(inputs)]
-        if isinstance(inputs, tuple)
-        else [("", inputs)]
-    )
+    if isinstance(inputs, tuple):
+        return [(str(position), value) for position, value in enumerate(inputs)]
+    return list(inputs.items()) if isinstance(inputs, dict) else [("", inputs)]
 
 
 def refuse_if_larger(size: int, memory: int, what: str) -> None:
@@ -105,9 +99,9 @@ def check_lengths(source: Source) -> None:
         raise UserError(f"{source.path} has no rows", hint="use a file with data")
 
 
-def choose(source: Source, spec: SplitSpec | None, name: str, memory: int) -> ChosenRows:
+def choose(source: Source, spec: SplitSpec, name: str, memory: int) -> ChosenRows:
     """The rows of one split, checked for NaN and infinity."""
-    rows = choose_rows(spec, source, f"data.splits.{name}")
+    rows = _row_numbers(spec, source, f"data.splits.{name}")
 
     def take(array: np.ndarray) -> np.ndarray:
         if np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
@@ -119,26 +113,21 @@ def choose(source: Source, spec: SplitSpec | None, name: str, memory: int) -> Ch
     targets = None if source.targets is None else take(source.targets)
     chosen = ChosenRows(source, rows, map_inputs(take, source.inputs), targets)
     for label, array in labelled(chosen.raw):
-        what = f"input '{label}'" if label else "input"
-        check_finite(array, what, source.input_columns, chosen)
+        _check_finite(array, f"input '{label}'" if label else "input", source.input_columns, chosen)
     if targets is not None:
-        check_finite(targets, "target", source.target_columns, chosen)
+        _check_finite(targets, "target", source.target_columns, chosen)
     return chosen
 
 
-def choose_rows(spec: SplitSpec | None, source: Source, field: str) -> np.ndarray:
-    """Row numbers of a split: `rows` or `indices`, then a subsample of `n` in the same order."""
+def _row_numbers(spec: SplitSpec, source: Source, field: str) -> np.ndarray:
+    """`rows` or `indices`, then a subsample of `n` in the same order."""
     rows: np.ndarray = np.arange(len(source), dtype=np.int64)
-    if spec is None:
-        return rows
-    if spec.rows is not None and spec.indices is not None:
-        raise UserError(f"{field} has both rows and indices", hint="keep one of them")
     if spec.rows is not None:
-        rows = rows[_row_slice(spec.rows, f"{field}.rows")]
+        rows = rows[slice(*(int(bound) if bound.strip() else None for bound in spec.rows.split(":")))]
     if spec.indices is not None:
         rows = _index_rows(spec.indices, source, f"{field}.indices")
     if spec.n is not None:
-        if not 0 <= spec.n <= len(rows):
+        if spec.n > len(rows):
             message = f"{field}.n is {spec.n}, but {len(rows)} rows are available"
             raise UserError(message, hint="n draws without replacement")
         rows = rows[np.sort(np.random.default_rng(spec.seed).choice(len(rows), spec.n, replace=False))]
@@ -146,14 +135,6 @@ def choose_rows(spec: SplitSpec | None, source: Source, field: str) -> np.ndarra
         hint = "choose rows that are in the file"
         raise UserError(f"{field}: empty split: it selects none of the {len(source)} rows of {source.path}", hint=hint)
     return rows
-
-
-def _row_slice(text: str, field: str) -> slice:
-    match = ROW_SLICE.fullmatch(text)
-    if match is None or (match[3] and int(match[3]) == 0):
-        raise UserError(f"{field} is '{text}'", hint="expected start:stop or start:stop:step, like '0:353'")
-    start, stop, step = (int(part) if part else None for part in match.groups())
-    return slice(start, stop, step)
 
 
 def _index_rows(spec: IndicesSpec, source: Source, field: str) -> np.ndarray:
@@ -165,7 +146,7 @@ def _index_rows(spec: IndicesSpec, source: Source, field: str) -> np.ndarray:
         expected = "1-D, or 2-D with `row` set" if row is None else "2-D if `row` is set"
         raise UserError(f"{where} has shape {indices.shape}", hint=f"an index array must be {expected}")
     if row is not None:
-        if not 0 <= row < len(indices):
+        if row >= len(indices):
             raise UserError(f"{where} has {len(indices)} rows, so no row {row}", hint="row numbers start at 0")
         indices = indices[row]
     if indices.dtype.kind not in "iu":
@@ -181,19 +162,19 @@ def _index_rows(spec: IndicesSpec, source: Source, field: str) -> np.ndarray:
     return indices.astype(np.int64)
 
 
-def check_finite(values: np.ndarray, what: str, columns: tuple[str, ...] | None, chosen: ChosenRows) -> None:
-    """Refuse NaN and infinity and list the first few; works on chunks, to avoid a copy of all values."""
+def _check_finite(values: np.ndarray, what: str, columns: tuple[str, ...] | None, chosen: ChosenRows) -> None:
+    # By chunks, to avoid a copy of all values.
     if values.dtype.kind != "f":
         return
     shown: list[str] = []
     total = start = 0
     for chunk in row_chunks(values):
         bad = ~np.isfinite(chunk)
-        total += int(np.count_nonzero(bad))
         if bad.any():
-            for position in np.argwhere(bad)[: BAD_VALUES_SHOWN - len(shown)]:
-                row, *element = (int(axis) for axis in position)
-                shown.append(f"{chosen.row_label(start + row)}{_element(element, columns)}: {chunk[tuple(position)]}")
+            total += int(np.count_nonzero(bad))
+            for row, *element in np.argwhere(bad)[: BAD_VALUES_SHOWN - len(shown)].tolist():
+                where = f"{chosen.row_label(start + row)}{_element(element, columns)}"
+                shown.append(f"{where}: {chunk[(row, *element)]}")
         start += len(chunk)
     if total:
         listed = "; ".join(shown) + (" …" if total > len(shown) else "")

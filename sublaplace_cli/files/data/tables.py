@@ -1,16 +1,21 @@
-"""Tables of numbers: csv and parquet."""
+"""Tables of numbers, csv and parquet, and which of their columns are inputs and targets.
+
+Columns have names or positions from 0. Another file is matched to the training file by column names if both have a
+header, else by position. It may lack the target; `rest` still means the same columns.
+"""
 
 import csv
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
-from ...errors import UserError
-from .columns import Columns, pick_columns
+from ...errors import UserError, suggestion
+from ..spec.data import ColumnsSpec
 from .sources import ReadRequest, Source, refuse_if_larger
 
 LONGEST_LINE = 16 * 2**20
@@ -18,21 +23,103 @@ MISSING_MARKS = {"", "na", "n/a", "nan", "null", "none", "?", "-"}
 
 
 @dataclass(frozen=True)
-class _Survey:
+class Columns:
+    """The columns of one table."""
+
+    path: Path
+    width: int
+    names: tuple[str, ...] | None = None
+
+    def find(self, column: str | int) -> int:
+        """The position of a column, from its name or position."""
+        if isinstance(column, int):
+            if not 0 <= column < self.width:
+                hint = f"positions go from 0 to {self.width - 1}"
+                raise UserError(f"{self.path}: there is no column {column}: it has {self.width} columns", hint=hint)
+            return column
+        if self.names is None:
+            message = f"{self.path}: column '{column}' was requested, but the table has no column names"
+            raise UserError(message, hint=f"add a header line, or use positions 0 to {self.width - 1}")
+        positions = [position for position, name in enumerate(self.names) if name == column]
+        if not positions:
+            raise UserError(f"{self.path}: no column '{column}'", hint=suggestion(column, set(self.names)))
+        if len(positions) > 1:
+            message = f"{self.path}: {len(positions)} columns are called '{column}' (positions {positions})"
+            raise UserError(message, hint="rename them, or use the position")
+        return positions[0]
+
+    def label(self, position: int) -> str:
+        """The name of a column in messages."""
+        return str(position) if self.names is None else f"'{self.names[position]}'"
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Positions of the input and target columns of a table; `targets` is empty if there is no target."""
+
     columns: Columns
-    first_line: int
-    rows: int
-    quoted: bool
+    inputs: list[int]
+    targets: list[int]
+
+    def source(self, inputs: np.ndarray, targets: np.ndarray, held: int = 0, first_line: int | None = None) -> Source:
+        """The source with the values of these columns."""
+        names, target_names = (tuple(map(self.columns.label, side)) for side in (self.inputs, self.targets))
+        found = targets if self.targets else None
+        return Source(self.columns.path, inputs, found, held, names, target_names, first_line)
+
+
+def pick_columns(request: ReadRequest, table: Columns, columns_of: Callable[[Path], Columns]) -> Picked:
+    """The input and target columns of `table`; `columns_of` reads those of the training file, if it is another one."""
+    spec = request.columns
+    if request.training_path is None:
+        return _pick(spec, table)
+    training = columns_of(request.training_path)
+    wanted = _pick(spec, training)
+    if table.names != training.names and table.names and training.names:
+        inputs = [table.find(training.names[position]) for position in wanted.inputs]
+        targets = [name for position in wanted.targets if (name := training.names[position]) in table.names]
+        if 0 < len(targets) < len(wanted.targets):
+            hint = "include all of them or none"
+            raise UserError(f"{table.path} has some of the target columns of {training.path}, but not all", hint=hint)
+        return Picked(table, inputs, list(map(table.find, targets)))
+    if table.width == training.width:
+        return replace(wanted, columns=table)
+    if (spec is None or spec.input == "rest") and table.width == training.width - len(wanted.targets):
+        return _pick(None, table)
+    message = f"{table.path} has {table.width} columns, the training file {training.path} has {training.width}"
+    raise UserError(message, hint="use the same columns in both, or add a header line with their names to both")
+
+
+def _pick(spec: ColumnsSpec | None, table: Columns) -> Picked:
+    if spec is None:
+        return Picked(table, list(range(table.width)), [])
+    targets = [table.find(column) for column in _as_list(spec.target)]
+    if spec.input == "rest":
+        inputs = [position for position in range(table.width) if position not in targets]
+    else:
+        inputs = [table.find(column) for column in _as_list(spec.input)]
+    for position, count in Counter(targets + inputs).items():
+        if count > 1:
+            hint = "each column is an input or a target, once: see data.columns"
+            raise UserError(f"{table.path}: column {table.label(position)} is used more than once", hint=hint)
+    if not inputs:
+        raise UserError(f"{table.path}: no input columns are left besides the target", hint="see data.columns")
+    return Picked(table, inputs, targets)
+
+
+def _as_list(value: str | int | list[str | int] | None) -> list[str | int]:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def read_csv(request: ReadRequest) -> Source:
     """A comma-separated table of numbers, with or without a header line."""
-    survey = _survey(request.path)
-    picked = pick_columns(request, survey.columns, lambda path: _survey(path, only_header=True).columns)
-    order = picked.inputs + picked.targets
-    refuse_if_larger(8 * survey.rows * len(order), request.memory, str(request.path))
-    table, split = _parse(request.path, survey, order), len(picked.inputs)
-    return picked.source(table[:, :split], table[:, split:], table.nbytes, survey.first_line)
+    columns, rows, quoted = _survey(request.path)
+    picked = pick_columns(request, columns, lambda path: _survey(path, only_header=True)[0])
+    order, split = picked.inputs + picked.targets, len(picked.inputs)
+    refuse_if_larger(8 * rows * len(order), request.memory, str(request.path))
+    table = _parse(columns, rows, quoted, order)
+    first_line = 1 if columns.names is None else 2
+    return picked.source(table[:, :split], table[:, split:], table.nbytes, first_line)
 
 
 def _lines(handle: TextIO, path: Path) -> Iterator[tuple[int, str]]:
@@ -56,8 +143,8 @@ def _cells(line: str, number: int, path: Path) -> list[str]:
         raise UserError(f"{path}: line {number}: {error}", hint="expected comma-separated cells") from None
 
 
-def _survey(path: Path, *, only_header: bool = False) -> _Survey:
-    """Header, width and number of rows; checks the number of cells in every line."""
+def _survey(path: Path, *, only_header: bool = False) -> tuple[Columns, int, bool]:
+    """The columns, the number of rows, and whether cells are quoted; checks the number of cells in every line."""
     with path.open(encoding="utf-8-sig") as handle:
         lines = _lines(handle, path)
         _, line = next(lines, (0, ""))
@@ -67,11 +154,10 @@ def _survey(path: Path, *, only_header: bool = False) -> _Survey:
             raise UserError(f"{path} {found}", hint="expected a header or numbers in its first line")
         header = not all(_number(cell) is not None or cell.lower() in MISSING_MARKS for cell in first)
         columns = Columns(path, len(first), tuple(first) if header else None)
-        counted, quoted = (0, False) if only_header else _count_rows(lines, columns)
-    rows = counted + (not header)
-    if rows == 0 and not only_header:
+        rows, quoted = (0, False) if only_header else _count_rows(lines, columns)
+    if header and rows == 0 and not only_header:
         raise UserError(f"{path} has a header line but no rows", hint="add data lines")
-    return _Survey(columns, 2 if header else 1, rows, quoted or '"' in line)
+    return columns, rows + (not header), quoted or '"' in line
 
 
 def _count_rows(lines: Iterator[tuple[int, str]], columns: Columns) -> tuple[int, bool]:
@@ -92,28 +178,29 @@ def _count_rows(lines: Iterator[tuple[int, str]], columns: Columns) -> tuple[int
     return rows, quoted
 
 
-def _parse(path: Path, survey: _Survey, order: list[int]) -> np.ndarray:
-    dialect: dict[str, Any] = {"delimiter": ",", "comments": None, "quotechar": '"' if survey.quoted else None}
-    with path.open(encoding="utf-8-sig") as handle:
-        for _ in range(survey.first_line - 1):
+def _parse(columns: Columns, rows: int, quoted: bool, order: list[int]) -> np.ndarray:
+    dialect: dict[str, Any] = {"delimiter": ",", "comments": None, "quotechar": '"' if quoted else None}
+    with columns.path.open(encoding="utf-8-sig") as handle:
+        if columns.names is not None:
             handle.readline()
         try:
-            return np.loadtxt(handle, usecols=order, ndmin=2, max_rows=survey.rows, **dialect)
+            return np.loadtxt(handle, usecols=order, ndmin=2, max_rows=rows, **dialect)
         except ValueError as error:
             # numpy's message names neither the column nor the file: find the cell in a second, slow pass.
-            _refuse_bad_cell(path, survey, order)
-            raise UserError(f"{path}: {error}", hint="expected numbers in every cell") from None
+            _refuse_bad_cell(columns, order)
+            raise UserError(f"{columns.path}: {error}", hint="expected numbers in every cell") from None
 
 
-def _refuse_bad_cell(path: Path, survey: _Survey, order: list[int]) -> None:
+def _refuse_bad_cell(columns: Columns, order: list[int]) -> None:
+    path = columns.path
     with path.open(encoding="utf-8-sig") as handle:
         for number, line in _lines(handle, path):
-            if number < survey.first_line or line.isspace():
+            if (columns.names and number == 1) or line.isspace():
                 continue
             cells = _cells(line, number, path)
             for position in sorted(order):
                 if _number(cell := cells[position]) is None:
-                    where = f"{path}: line {number}, column {survey.columns.label(position)}"
+                    where = f"{path}: line {number}, column {columns.label(position)}"
                     found = f"is '{cell[:40]}', expected a number" if cell else "is empty"
                     hint = "fill it or encode it as a number, or exclude the column with data.columns"
                     raise UserError(f"{where} {found}", hint=hint)
@@ -129,10 +216,16 @@ def _number(cell: str) -> float | None:
 def read_parquet(request: ReadRequest) -> Source:
     """A parquet table of numbers, read row group by row group."""
     columns = _parquet_columns(request.path)
+    from pyarrow import types  # after the check that it is installed
+
     picked = pick_columns(request, columns, _parquet_columns)
     order, split = picked.inputs + picked.targets, len(picked.inputs)
     with _opened_parquet(request.path) as file:
-        _check_parquet_types(file, columns, order)
+        for position in order:
+            kind = file.schema_arrow.field(position).type
+            if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+                message = f"{request.path}: column {columns.label(position)} has type {kind}, expected numbers"
+                raise UserError(message, hint="encode it as numbers, or exclude it with data.columns")
         # The table, plus the stored form of the largest row group during its conversion.
         groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
         largest = max((group.total_byte_size for group in groups), default=0)
@@ -172,13 +265,3 @@ def _parquet_columns(path: Path) -> Columns:
         if len(file.schema) != len(names):
             raise UserError(f"{path} has nested columns", hint="store plain columns of numbers")
     return Columns(path, len(names), names)
-
-
-def _check_parquet_types(file: Any, columns: Columns, order: list[int]) -> None:
-    from pyarrow import types
-
-    for position in order:
-        kind = file.schema_arrow.field(position).type
-        if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
-            message = f"{columns.path}: column {columns.label(position)} has type {kind}, expected numbers"
-            raise UserError(message, hint="encode it as numbers, or exclude it with data.columns")

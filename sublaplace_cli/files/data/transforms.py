@@ -12,6 +12,7 @@ import numpy as np
 
 from ...catalog import TASKS
 from ...errors import UserError
+from ..spec.data import FixedMeanStd, Moments, Transform
 
 RowStep = Callable[[np.ndarray], np.ndarray]
 
@@ -67,24 +68,21 @@ def row_chunks(rows: np.ndarray) -> Iterator[np.ndarray]:
         yield rows[start : start + height]
 
 
-def compile_steps(transforms: Iterable[Any], row_shape: tuple[int, ...]) -> tuple[tuple[RowStep, ...], tuple[int, ...]]:
+def compile_steps(
+    transforms: Iterable[Transform], row_shape: tuple[int, ...]
+) -> tuple[tuple[RowStep, ...], tuple[int, ...]]:
     """The spec's transforms as functions of a chunk of rows, and the shape of one row after them."""
     steps: list[RowStep] = []
     shape = row_shape
     for position, transform in enumerate(transforms):
-        field = f"data.transforms[{position}]"
-        name = next((name for name in COMPILERS if getattr(transform, name, None) is not None), None)
-        if name is None:
-            raise UserError(f"{field}: unknown transform", hint=f"available: {', '.join(COMPILERS)}")
-        step, shape = COMPILERS[name](getattr(transform, name), shape, f"{field}.{name}")
+        ((name, value),) = transform
+        step, shape = COMPILERS[name](value, shape, f"data.transforms[{position}].{name}")
         steps.append(step)
     return tuple(steps), shape
 
 
 def _scale_step(factor: float, shape: tuple[int, ...], field: str) -> tuple[RowStep, tuple[int, ...]]:
-    if not np.isfinite(factor):
-        raise UserError(f"{field} is {factor}", hint="use a finite number")
-    return partial(np.multiply, float(factor)), shape
+    return partial(np.multiply, factor), shape
 
 
 def _permute_step(axes: Sequence[int], shape: tuple[int, ...], field: str) -> tuple[RowStep, tuple[int, ...]]:
@@ -97,8 +95,8 @@ def _permute_step(axes: Sequence[int], shape: tuple[int, ...], field: str) -> tu
     return partial(np.transpose, axes=order), tuple(shape[axis] for axis in axes)
 
 
-def _normalise_step(spec: Any, shape: tuple[int, ...], field: str) -> tuple[RowStep, tuple[int, ...]]:
-    axis = 0 if getattr(spec, "axis", None) is None else spec.axis
+def _normalise_step(spec: Moments, shape: tuple[int, ...], field: str) -> tuple[RowStep, tuple[int, ...]]:
+    axis = spec.axis
     if not -len(shape) <= axis < len(shape):
         hint = f"it has {len(shape)} axes (without the axis of the rows)"
         raise UserError(f"{field}.axis is {axis}, but one row has shape {shape} before it", hint=hint)
@@ -107,17 +105,19 @@ def _normalise_step(spec: Any, shape: tuple[int, ...], field: str) -> tuple[RowS
     parts = {}
     for name in ("mean", "std"):
         values = np.asarray(getattr(spec, name), dtype=np.float64)
-        if values.ndim > 1 or values.size not in (1, length):
+        if values.size not in (1, length):
             message = f"{field}.{name} has {values.size} values, but axis {axis} of a row of shape {shape} has length"
             raise UserError(f"{message} {length}", hint=f"use one number, {length} numbers, or another axis")
-        parts[name] = np.broadcast_to(values.reshape(-1), (length,)).reshape(along)
-    return _checked(MeanStd(**parts), field).apply, shape
+        parts[name] = np.broadcast_to(values, (length,)).reshape(along)
+    if (parts["std"] <= 0).any():
+        raise UserError(f"{field}.std has a value that is not a positive number", hint="use numbers above 0")
+    return MeanStd(**parts).apply, shape
 
 
 COMPILERS: dict[str, Any] = {"normalise": _normalise_step, "permute": _permute_step, "scale": _scale_step}
 
 
-def fixed_scale(spec: Any, shape: tuple[int, ...], field: str) -> MeanStd:
+def fixed_scale(spec: FixedMeanStd, shape: tuple[int, ...], field: str) -> MeanStd:
     """The mean and std of the spec, for rows of this shape."""
     parts = {}
     for name in ("mean", "std"):
@@ -126,15 +126,7 @@ def fixed_scale(spec: Any, shape: tuple[int, ...], field: str) -> MeanStd:
         except ValueError:
             hint = "use one number, or as many as the row has elements"
             raise UserError(f"{field}.{name} does not fit: one row has shape {shape}", hint=hint) from None
-    return _checked(MeanStd(**parts), field)
-
-
-def _checked(scale: MeanStd, field: str) -> MeanStd:
-    if not np.isfinite(scale.mean).all():
-        raise UserError(f"{field}.mean has a value that is not finite", hint="use finite numbers")
-    if not (np.isfinite(scale.std).all() and (scale.std > 0).all()):
-        raise UserError(f"{field}.std has a value that is not a positive number", hint="use numbers above 0")
-    return scale
+    return MeanStd(**parts)
 
 
 def measured_scale(rows: np.ndarray, steps: tuple[RowStep, ...] = ()) -> MeanStd:
@@ -144,9 +136,7 @@ def measured_scale(rows: np.ndarray, steps: tuple[RowStep, ...] = ()) -> MeanStd
     def chunks() -> Iterator[np.ndarray]:
         return (np.asarray(transformed.apply(part), dtype=np.float64) for part in row_chunks(rows))
 
-    total: Any = 0.0
-    low: Any = np.inf
-    high: Any = -np.inf
+    total, low, high = 0.0, np.inf, -np.inf
     for chunk in chunks():
         total = total + chunk.sum(axis=0)
         low = np.minimum(low, chunk.min(axis=0))
@@ -155,19 +145,9 @@ def measured_scale(rows: np.ndarray, steps: tuple[RowStep, ...] = ()) -> MeanStd
     # With a rounded mean a constant column would not become exactly zero.
     mean = np.where(constant, low, total / len(rows))
     # A second pass sums squares around the mean: Σx² − N·mean² cancels for columns far from zero.
-    squares: Any = 0.0
-    for chunk in chunks():
-        squares = squares + np.square(chunk - mean).sum(axis=0)
+    squares = sum(np.square(chunk - mean).sum(axis=0) for chunk in chunks())
     std = np.sqrt(squares / len(rows))
     return MeanStd(mean, np.where(constant | (std == 0), 1.0, std))
-
-
-def measured_targets(values: np.ndarray, where: str) -> np.ndarray:
-    """Targets that are measurements, as (N, C) float64."""
-    if values.ndim > 2:
-        hint = "store one target row per data row: (N,) or (N, C)"
-        raise UserError(f"{where}: the target has shape {values.shape}", hint=hint)
-    return np.array(values, dtype=np.float64).reshape(len(values), -1)
 
 
 def class_labels(
@@ -199,10 +179,3 @@ def class_labels(
         hint = f"{task} targets are 0 or 1; for more classes use task: multiclass or wrap: binary-logodds"
         refuse((flat != 0) & (flat != 1), "0 or 1", hint)
     return flat.astype(np.int64)
-
-
-def refuse_one_class(labels: np.ndarray, where: str) -> None:
-    """Refuse training rows of one class only."""
-    if len(np.unique(labels)) < 2:
-        hint = "choose other training rows (is the file sorted by class?), or check the target"
-        raise UserError(f"{where}: one-class data: all {len(labels)} training targets are {labels[0]}", hint=hint)

@@ -32,7 +32,7 @@ TABLE_FORMATS = ("csv", "parquet", "npy")
 ARRAY_FORMATS = ("npz", "safetensors")
 _BOUND = r"\s*(-?\d{1,18})?\s*"
 _ROWS = matching(
-    rf"{_BOUND}:{_BOUND}(:\s*(0*[1-9]\d{{0,17}})?\s*)?",
+    rf"{_BOUND}:{_BOUND}(:\s*(?!0+\s*$)(\d{{1,18}})?\s*)?",
     "a slice like '0:353' or '0:353:2' (whole numbers, step above 0)",
 )
 

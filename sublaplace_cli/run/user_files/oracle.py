@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ...files.data.matrix import read_matrix
+from ...files.data.datasets import read_matrix
 from ...files.spec.models import OracleSpec
 from ..rows.input_reader import InputReader
 from ..run import Run

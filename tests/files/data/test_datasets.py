@@ -114,11 +114,20 @@ def test_classification_targets(folder: Path) -> None:
     assert binary.targets is not None
     assert binary.targets.tolist() == [0, 0, 1, 1] * 5
     assert "expected 0 or 1" in refusal(folder, task="binary", **data)
-    assert "are classes" in refusal(folder, task="multiclass", standardise={"target": "from-train"}, **data)
-    one = {"train": {"rows": "::4"}}
-    assert "one-class data" in refusal(folder, task="multiclass", splits=one, **data)
+    one = {"train": {"rows": "1::4"}}
+    assert "one-class data: all 5 training targets are 1" in refusal(folder, task="multiclass", splits=one, **data)
     arrays = {"input": "x", "target": "two"}
     assert "one column" in refusal(folder, task="multiclass", arrays=arrays, **data)
+
+
+def test_measured_targets_are_two_dimensional(folder: Path) -> None:
+    np.savez(folder / "t.npz", x=X, one=np.arange(20), two=X[:, :2].astype(np.float32), cube=np.ones((20, 2, 2)))
+    data: dict[str, Any] = {"format": "npz", "path": "t.npz"}
+    for name, shape in (("one", (20, 1)), ("two", (20, 2))):
+        targets = train(folder, arrays={"input": "x", "target": name}, **data).targets
+        assert targets is not None
+        assert (targets.shape, targets.dtype) == (shape, np.float64)
+    assert "the target has shape (20, 2, 2)" in refusal(folder, arrays={"input": "x", "target": "cube"}, **data)
 
 
 # --- extras ----------------------------------------------------------------------------------------------

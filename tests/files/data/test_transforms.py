@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,18 +12,19 @@ from hypothesis import strategies as st
 from sublaplace_cli.errors import UserError
 from sublaplace_cli.files.data import transforms
 from sublaplace_cli.files.data.transforms import Preparation, class_labels, compile_steps, measured_scale
+from sublaplace_cli.files.spec.data import FixedMeanStd, Moments, Normalise, Permute, Scale
 
 
-def scale(factor: float) -> Any:
-    return SimpleNamespace(scale=factor)
+def scale(factor: float) -> Scale:
+    return Scale(scale=factor)
 
 
-def permute(*axes: int) -> Any:
-    return SimpleNamespace(permute=list(axes))
+def permute(*axes: int) -> Permute:
+    return Permute.model_construct(permute=list(axes))
 
 
-def normalise(mean: Any, std: Any, axis: int = 0) -> Any:
-    return SimpleNamespace(normalise=SimpleNamespace(mean=mean, std=std, axis=axis))
+def normalise(mean: Any, std: Any, axis: int = 0) -> Normalise:
+    return Normalise(normalise=Moments(mean=mean, std=std, axis=axis))
 
 
 def images(n: int = 5) -> np.ndarray:
@@ -65,11 +65,8 @@ def test_without_preparation_the_stored_dtype_is_kept_in_a_fresh_array() -> None
         (permute(0, 0, 1), (4, 6, 3), "[0, 0, 1]"),
         (permute(0), (), "()"),
         (normalise([1, 2], [1, 2]), (4, 6, 3), "length 4"),
-        (normalise([1, 2, 3], [1, 0, 3], axis=2), (4, 6, 3), "positive"),
-        (normalise([float("nan")], 1), (4,), "not finite"),
+        (normalise([1, 2, 3], [1, -2, 3], axis=2), (4, 6, 3), "positive"),
         (normalise(0, 1, axis=3), (4, 6, 3), "axis is 3"),
-        (scale(float("inf")), (4,), "inf"),
-        (SimpleNamespace(blur=1), (4,), "unknown transform"),
     ],
 )
 def test_wrong_transforms_are_explained(transform: Any, shape: tuple[int, ...], expected: str) -> None:
@@ -105,12 +102,10 @@ def test_measured_scale_is_that_after_the_steps() -> None:
 
 
 def test_fixed_scale_must_fit_the_row() -> None:
-    spec = SimpleNamespace(mean=[1.0, 2.0], std=2.0)
+    spec = FixedMeanStd(mean=[1.0, 2.0], std=2.0)
     assert transforms.fixed_scale(spec, (2,), "f").std.shape == (2,)
     with pytest.raises(UserError, match=r"f.mean does not fit: one row has shape \(3,\)"):
         transforms.fixed_scale(spec, (3,), "f")
-    with pytest.raises(UserError, match="positive"):
-        transforms.fixed_scale(SimpleNamespace(mean=0, std=-1.0), (3,), "f")
 
 
 def labels(values: Any, task: str, positive: list[int] | None = None) -> np.ndarray:
@@ -144,15 +139,3 @@ def test_wrong_labels_are_explained(values: Any, task: str, expected: str) -> No
     with pytest.raises(UserError) as caught:
         labels(values, task)
     assert expected in caught.value.message
-
-
-def test_one_class_is_refused() -> None:
-    with pytest.raises(UserError, match="one-class data: all 3 training targets are 1"):
-        transforms.refuse_one_class(np.ones(3, dtype=np.int64), "data.csv")
-
-
-def test_measured_targets_are_two_dimensional() -> None:
-    assert transforms.measured_targets(np.arange(3), "f").shape == (3, 1)
-    assert transforms.measured_targets(np.ones((3, 2), dtype=np.float32), "f").dtype == np.float64
-    with pytest.raises(UserError, match=r"\(3, 2, 2\)"):
-        transforms.measured_targets(np.ones((3, 2, 2)), "f")

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from spec_texts import changed, problems, with_data, with_top
 
 from sublaplace_cli.catalog import TASKS
+from sublaplace_cli.files.spec.data import FixedMeanStd, Moments, Permute, Scale, SplitSpec
 from sublaplace_cli.files.spec.loading import load_spec
+from sublaplace_cli.files.spec.part import Part
 
+INF, NAN = float("inf"), float("nan")
 REQUIRED = "this key is required, but missing"
 CHANGED = [
     (changed("version: 1", "version: 2"), "1:10: version: expected 1, got the number 2"),
@@ -155,10 +160,36 @@ def test_one_mistake_gives_one_line(tmp_path: Path, text: str, expected: str) ->
     assert problems(tmp_path, text) == [expected]
 
 
-@pytest.mark.parametrize("rows", ["5", "a:b", "1:2:0", "1:2:-1", "1:2:3:4", "", "1.0:2", "1:99999999999999999999"])
+@pytest.mark.parametrize(
+    "rows",
+    ["5", "a:b", "1:2:0", "1:2: 00 ", "1:2:-1", "1:2:3:4", "", "1.0:2", "1:99999999999999999999", f"::{'0' * 5000}1"],
+    ids=lambda rows: rows[:20],
+)
 def test_rows_are_slices(tmp_path: Path, rows: str) -> None:
     (line,) = problems(tmp_path, with_data(f'splits: {{train: {{rows: "{rows}"}}}}'))
     assert line.startswith("9:26: data.splits.train.rows: expected a slice like '0:353'")
+    with pytest.raises(ValidationError):  # from Python too
+        SplitSpec(rows=rows)
+
+
+@pytest.mark.parametrize(
+    ("part", "values"),
+    [
+        (SplitSpec, {"rows": "0:5", "indices": {"array": "a"}}),
+        (SplitSpec, {"n": -1}),
+        (SplitSpec, {"same_as": "tst"}),
+        (Scale, {"scale": INF}),
+        (Permute, {"permute": [0, 0, 1]}),
+        (Moments, {"mean": [NAN], "std": 1}),
+        (Moments, {"mean": 0, "std": [1, INF]}),
+        (FixedMeanStd, {"mean": 0, "std": -1.0}),
+        (FixedMeanStd, {"mean": [1, NAN], "std": 1}),
+        (FixedMeanStd, {"mean": 0, "std": INF}),
+    ],
+)
+def test_values_that_the_data_readers_rely_on(part: type[Part], values: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        part(**values)
 
 
 @pytest.mark.parametrize("classes", ["[]", "[1, 1]", "[-1]", "[true]", "3"])

@@ -33,24 +33,8 @@ _MODULES = {
     **{"cifar_resnet": "architectures.cifar_resnet", "mlp": "architectures.mlp"},
     **{name: f"core.likelihoods.{name.lower()}" for name in ("Binary", "Multiclass", "Regression")},
 }
-__all__ = [
-    "Binary",
-    "Multiclass",
-    "Regression",
-    "SublaplaceError",
-    "cifar_resnet",
-    "dense_jacobian",
-    "fit",
-    "fit_path",
-    "full_posterior",
-    "jacobian",
-    "load_predictor",
-    "mlp",
-    "precision",
-    "run_command",
-    "select",
-    "variances",
-]
+__all__ = ["Binary", "Multiclass", "Regression", "SublaplaceError", "cifar_resnet", "dense_jacobian", "fit", "fit_path"]
+__all__ += ["full_posterior", "jacobian", "load_predictor", "mlp", "precision", "run_command", "select", "variances"]
 
 
 def __getattr__(name: str) -> _Any:

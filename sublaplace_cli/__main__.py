@@ -12,7 +12,8 @@ def main() -> None:
     """Prepare signals and streams first: the imports below are then interruptible, and stdout always exists."""
     signals.install()
     _prepare_streams()
-    prefer_large_pages()
+    # Large tensors in large pages save up to a third of the run time; this must be set before torch allocates.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
         from .cli.app import app
 
@@ -21,11 +22,6 @@ def main() -> None:
         from .distributed.process_group import exit_after_signal
 
         exit_after_signal(interruption.exit_code)
-
-
-def prefer_large_pages() -> None:
-    """Put large tensors in large pages, which saves up to a third of the run time; call before torch allocates."""
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def _prepare_streams() -> None:

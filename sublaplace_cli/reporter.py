@@ -1,11 +1,8 @@
 """Interface for notes and progress, but not for results."""
 
-from __future__ import annotations
+from typing import Protocol
 
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from .core.progress import Progress
+from .core.progress import NoProgress, Progress
 
 
 class Reporter(Protocol):
@@ -24,8 +21,4 @@ class Silent:
         pass
 
     detail = warn = note
-
-    def progress(self, label: str, total: int) -> Progress:
-        from .core.progress import no_progress
-
-        return no_progress(label, total)
+    progress = NoProgress

@@ -18,12 +18,8 @@ ProgressFactory = Callable[[str, int], Progress]  # (label, total) → progress
 
 
 class NoProgress(Progress):
-    """Progress that is not shown."""
+    """The default: nothing is shown."""
 
+    def __init__(self, _label: str, _total: int) -> None: ...
     def advance(self, amount: int) -> None: ...
     def __exit__(self, *exc: object) -> None: ...
-
-
-def no_progress(_label: str, _total: int) -> Progress:
-    """The default: nothing is shown."""
-    return NoProgress()

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +24,16 @@ FAILED_KEY, PRINTED_KEY = "failed", "printed"
 CONTINUE_HINT = "finished parts are kept; run the same command again to continue"
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(RunError):
     """Why the ranks cannot continue together."""
 
-    message: str
-    hint: str | None = CONTINUE_HINT
-    exit_code: int = 3
+    def __init__(self, message: str, hint: str | None = CONTINUE_HINT, exit_code: int = RunError.exit_code) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = exit_code
 
     @property
     def text(self) -> str:
         return f"error: {self.message}\n" + (f"  {self.hint}\n" if self.hint else "")
-
-    def error(self) -> SublaplaceError:
-        error = RunError(self.message, hint=self.hint)
-        error.exit_code = self.exit_code
-        return error
 
 
 class Heartbeat(threading.Thread):
@@ -68,7 +61,6 @@ class Heartbeat(threading.Thread):
             self._abort_process(self.failure)
 
     def stop(self) -> None:
-        """Stop after the work is done."""
         self.stopped.set()
         self.join(GRACE_PERIOD)
 
@@ -205,7 +197,7 @@ class Heartbeat(threading.Thread):
             stderr.write(failure.text)
             stderr.flush()
 
-        self.report_failure(failure.error(), show)
+        self.report_failure(failure, show)
         os._exit(failure.exit_code)
 
 

@@ -148,7 +148,7 @@ class ProcessGroup:
         except RuntimeError as error:
             signals.check()
             cause = None if self.heartbeat is None else self.heartbeat.find_cause()
-            raise (cause or Failure(f"the connection to another rank broke: {error}")).error() from error
+            raise cause or Failure(f"the connection to another rank broke: {error}") from error
 
     def _until_done(self, work: Future[Any]) -> None:
         while not wait([work], CHECK_INTERVAL).done:
@@ -158,9 +158,9 @@ class ProcessGroup:
     def _check(self) -> None:
         signals.check()
         if self.heartbeat is None and os.getppid() != self._launcher:
-            raise RunError("the launcher has ended", hint=CONTINUE_HINT)
+            raise Failure("the launcher has ended")
         if self.heartbeat is not None and self.heartbeat.failure is not None:
-            raise self.heartbeat.failure.error()
+            raise self.heartbeat.failure
 
     def close(self) -> None:
         """Leave the group after the last call."""

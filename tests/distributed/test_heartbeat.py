@@ -112,7 +112,6 @@ def test_an_error_is_reported_to_the_others_and_printed_once() -> None:
     assert failure is not None
     assert failure.message == f"rank 0 of 3 on {OTHER_HOST}: wrong"
     assert (failure.hint, failure.exit_code) == ("do right", 2)
-    assert failure.error().exit_code == 2
 
 
 def test_without_a_leader_the_first_of_the_others_prints() -> None:

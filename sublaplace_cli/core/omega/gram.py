@@ -15,7 +15,7 @@ from ..jacobian.conv import ConvBlock
 from ..jacobian.rows import TILE_SHARE, Jacobian, block_groups, loaded, row_tiles
 from ..jacobian.sharded import workers_of
 from ..linalg import mirrored
-from ..progress import ProgressFactory, no_progress
+from ..progress import NoProgress, ProgressFactory
 from ..workers import LEADER, WorkerGroup, collective, owner_of_strip
 
 ENOUGH_STRIPS, WIDEST_STRIP = 32, 512  # of a Gram matrix with many rows
@@ -29,7 +29,7 @@ def gram(
     memory: int,
     dtype: torch.dtype = torch.float64,
     *,
-    progress: ProgressFactory = no_progress,
+    progress: ProgressFactory = NoProgress,
 ) -> Tensor:
     """J V⁻¹ J′ᵀ (m·C, m′·C), unweighted; `dtype` is that of the products, their sum is float64."""
     K = gram_strips(left, right, prior, memory, left is right, dtype == torch.float32, progress=progress)
@@ -52,7 +52,7 @@ def gram_strips(
     same: bool,
     single: bool,
     *,
-    progress: ProgressFactory = no_progress,
+    progress: ProgressFactory = NoProgress,
 ) -> Tensor:
     """All strips of J V⁻¹ J′ᵀ on the leader; of one Jacobian with itself (`same`) on and above the diagonal only."""
     workers, C = workers_of(left), left.outputs.shape[1]

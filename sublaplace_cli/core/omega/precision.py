@@ -10,7 +10,7 @@ from torch import Tensor
 from ..jacobian.rows import Jacobian
 from ..linalg import mirrored
 from ..network.layout import Layout
-from ..progress import ProgressFactory, no_progress
+from ..progress import NoProgress, ProgressFactory
 from . import residuals
 from .gram import gram_strips
 from .row_sums import column_chunks, column_products, squared_gradients
@@ -25,7 +25,7 @@ class Precision:
     root: Tensor  # W (N, C, C)
     prior: Tensor  # v (p,)
     memory: int
-    progress: ProgressFactory = no_progress
+    progress: ProgressFactory = NoProgress
     gram_dtype: torch.dtype = torch.float64  # of the products in Gram matrices
 
     @property

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..jacobian.blocks import Block, add_upper
 from ..jacobian.rows import Jacobian, loaded, row_tiles
 from ..jacobian.sharded import ShardedJacobian, local_part, workers_of
-from ..progress import ProgressFactory, no_progress
+from ..progress import NoProgress, ProgressFactory
 from ..workers import LEADER, collective
 from .weighting import weighted_columns
 
@@ -105,7 +105,7 @@ def column_products(
     S: Tensor,
     memory: int,
     *,
-    progress: ProgressFactory = no_progress,
+    progress: ProgressFactory = NoProgress,
 ) -> Tensor:
     """Σ over the rows of A′ᵀA′ at S (k, k), on and above the diagonal, with A′ = WᵀJ·scale."""
     own, rows = local_part(jacobian)

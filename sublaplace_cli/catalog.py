@@ -8,12 +8,10 @@ To add a method, a likelihood, a format, a picture, a data format or an architec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
-
-from .errors import UserError, suggestion
 
 
 @dataclass(frozen=True)
@@ -127,10 +125,3 @@ def load(entry: str) -> Callable[..., Any]:
 def load_check(method: Method) -> Callable[..., None] | None:
     """The early check in a method's module; None if it has none."""
     return getattr(import_module(method.entry.partition(":")[0]), "check", None)
-
-
-def find(table: Mapping[str, str], name: str, kind: str) -> Callable[..., Any]:
-    """The object called `name` in `table`, or an error that suggests the nearest name."""
-    if name not in table:
-        raise UserError(f"unknown {kind} '{name}'", hint=suggestion(name, table))
-    return load(table[name])

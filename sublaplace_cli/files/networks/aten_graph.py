@@ -57,13 +57,12 @@ class AtenGraph(nn.Module):
     ) -> None:
         """`stored`: graph → exported name; `inputs`: name → shape (None: any size); `unsaved`: not in state_dict()."""
         super().__init__()
-        linear = _linear_layers(steps, stored, tensors)
+        self._steps, linear = _through_layers(steps, stored, tensors)
         for name, tensor in tensors.items():  # in the order of the file, which named_parameters() keeps
             _register(self, name, tensor, linear, persistent=name not in unsaved)
         self._constants = dict(constants)
         self._stored = [(name, operator.attrgetter(exported)) for name, exported in stored.items()]
         self._inputs = dict(inputs)
-        self._steps = [_through_layer(step, linear, stored) for step in steps]
         self._output = output
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
@@ -114,34 +113,29 @@ def references(value: Any) -> Iterator[str]:
             yield from references(item)
 
 
-def _linear_layers(
+def _through_layers(
     steps: Sequence[GraphStep], stored: Mapping[str, str], tensors: Mapping[str, Tensor]
-) -> dict[str, bool]:
-    """Layer name → whether it has a bias, for each aten.linear whose weight and bias have no other use."""
+) -> tuple[list[GraphStep], dict[str, bool]]:
+    """Steps that call an nn.Linear, so that its hooks see inputs and outputs as in any other network.
+
+    The layers (name → whether it has a bias) are those of each aten.linear whose weight and bias have no other use.
+    """
     uses = Counter(name for step in steps for name in references((step.args, step.kwargs)))
     owners = Counter(id(tensor) for tensor in tensors.values())
     layers: dict[str, bool] = {}
+    changed = []
     for step in steps:
-        if step.function is not torch.ops.aten.linear.default or step.kwargs:
-            continue
-        refs = [arg.name for arg in step.args[1:] if isinstance(arg, Ref) and arg.name in stored]
-        names = [stored[ref] for ref in refs]
+        is_linear = step.function is torch.ops.aten.linear.default and not step.kwargs
+        operands = [arg for arg in step.args[1:] if arg is not None] if is_linear else []
+        names = [stored.get(arg.name, "") if isinstance(arg, Ref) and uses[arg.name] == 1 else "" for arg in operands]
         layer = names[0].rpartition(".")[0] if names else ""
-        alone = all(uses[ref] == 1 and owners[id(tensors[stored[ref]])] == 1 for ref in refs)
         inside = {name for name in tensors if name.startswith(f"{layer}.")}
-        if layer and alone and inside == set(names) and names == [f"{layer}.weight", f"{layer}.bias"][: len(names)]:
+        expected = [f"{layer}.weight", f"{layer}.bias"][: len(names)]
+        if layer and inside == set(names) and names == expected and all(owners[id(tensors[n])] == 1 for n in names):
             layers[layer] = len(names) == 2
-    return layers
-
-
-def _through_layer(step: GraphStep, linear: Mapping[str, bool], stored: Mapping[str, str]) -> GraphStep:
-    """Call the nn.Linear itself, so that its hooks see inputs and outputs as in any other network."""
-    if step.function is not torch.ops.aten.linear.default or not isinstance(step.args[1], Ref):
-        return step
-    layer = stored.get(step.args[1].name, "").rpartition(".")[0]
-    if layer not in linear:
-        return step
-    return replace(step, args=step.args[:1], kwargs={}, layer=layer)
+            step = replace(step, args=step.args[:1], layer=layer)
+        changed.append(step)
+    return changed, layers
 
 
 def _register(root: nn.Module, name: str, tensor: Tensor, linear: Mapping[str, bool], *, persistent: bool) -> None:

@@ -28,31 +28,31 @@ def load_state(
 ) -> State:
     """The named CPU tensors in a .safetensors, .pt, .pth or .ckpt file."""
     check_file(path, WEIGHTS_FILE, memory)
-    if _format_of(path) == "safetensors":
+    kind = _checked_kind(path)
+    if kind == "safetensors":
         if key is not None:
             hint = "remove key: from the spec"
             raise UserError(f"{path}: key '{key}' is set, but a safetensors file is flat", hint=hint)
         with _damage_explained(path, "safetensors"):
             state = safetensors.torch.load_file(path)
     else:
-        state = _find_state(path, _load_pickled(path), key)
+        state = _find_state(path, _load_pickled(path, kind), key)
     _refuse_impossible(path, state, memory)
     return _rename(path, _strip(path, state, strip_prefix), rename or {})
 
 
-def _format_of(path: Path) -> str:
+def _checked_kind(path: Path) -> str:
     kind = content_kind(path)
-    by_content = {"zip": "pickle", "legacy": "pickle", "safetensors": "safetensors"}.get(kind)
-    if by_content is None:
-        found = "a plain pickle, not one of torch.save" if kind == "pickle" else kind
-        raise UserError(f"{path}: is {found}, expected {WEIGHTS_FILE}", hint=RESAVE if kind == "pickle" else None)
-    if by_content == "safetensors" and path.suffix in PICKLE_SUFFIXES:
-        hint = f"rename it to {path.with_suffix('.safetensors').name}"
-        raise UserError(f"{path}: is called {path.suffix}, but its content is a safetensors file", hint=hint)
-    if by_content == "pickle" and path.suffix == ".safetensors":
-        hint = f"rename it to {path.with_suffix('.pt').name}"
-        raise UserError(f"{path}: is called {path.suffix}, but its content is a torch.save file", hint=hint)
-    return by_content
+    if kind == "pickle":
+        raise UserError(f"{path}: is a plain pickle, not one of torch.save, expected {WEIGHTS_FILE}", hint=RESAVE)
+    if kind not in ("zip", "legacy", "safetensors"):
+        raise UserError(f"{path}: is {kind}, expected {WEIGHTS_FILE}")
+    flat = kind == "safetensors"
+    if path.suffix in (PICKLE_SUFFIXES if flat else (".safetensors",)):
+        hint = f"rename it to {path.with_suffix('.safetensors' if flat else '.pt').name}"
+        content = "safetensors" if flat else "torch.save"
+        raise UserError(f"{path}: is called {path.suffix}, but its content is a {content} file", hint=hint)
+    return kind
 
 
 @contextmanager
@@ -65,9 +65,9 @@ def _damage_explained(path: Path, kind: str) -> Iterator[None]:
         raise UserError(f"{path}: is a damaged or truncated {kind} file ({reason})", hint=hint) from error
 
 
-def _load_pickled(path: Path) -> Any:
+def _load_pickled(path: Path, kind: str) -> Any:
     with _damage_explained(path, "torch"):
-        facts = _facts_of_zip(path) if content_kind(path) == "zip" else _facts_of_legacy(path)
+        facts = _facts_of_zip(path) if kind == "zip" else _facts_of_legacy(path)
         if wanted := facts.needs_code():
             message = f"{path}: loading it would run code, which is refused; it needs {_some(wanted)}"
             raise UserError(message, hint=RESAVE)
@@ -120,10 +120,9 @@ def _is_state(value: Any) -> bool:
 
 def _find_state(path: Path, content: Any, key: str | None) -> State:
     if key is not None:
-        chosen = _at_key(path, content, key)
-        if not _is_state(chosen):
-            raise UserError(f"{path}: key '{key}' holds {_describe(chosen)}, expected a dict of named tensors")
-        return dict(chosen)
+        content = _at_key(path, content, key)
+        if not _is_state(content):
+            raise UserError(f"{path}: key '{key}' holds {_describe(content)}, expected a dict of named tensors")
     if _is_state(content):
         return dict(content)
     if not isinstance(content, Mapping) or not content:
@@ -170,10 +169,9 @@ def _refuse_impossible(path: Path, state: State, memory: int) -> None:
             raise UserError(f"{path}: '{name}' is {kind}, expected a plain dense tensor")
         size = tensor.numel() * tensor.element_size()
         if size > (stored := tensor.untyped_storage().nbytes()):
-            message = (
-                f"'{name}' {tuple(tensor.shape)} claims {format_bytes(size)}, but {format_bytes(stored)} is stored"
-            )
-            raise UserError(f"{path}: refused, {message}", hint="save a contiguous copy: tensor.contiguous()")
+            claim = f"'{name}' {tuple(tensor.shape)} claims {format_bytes(size)}"
+            message = f"{path}: refused, {claim}, but {format_bytes(stored)} is stored"
+            raise UserError(message, hint="save a contiguous copy: tensor.contiguous()")
         total += size
     refuse_above(memory, total, f"{path}: its tensors need")
 

@@ -37,7 +37,11 @@ def graph_inputs(
             stored[_text(content["arg"]["name"])] = _text(content[f"{kind}_name"])
         elif kind == "user_input" and "as_tensor" in content["arg"]:
             name = _text(content["arg"]["as_tensor"]["name"])
-            inputs[name] = _input_shape(name, metas[name]["sizes"])
+            shape = tuple(size(entry) if "as_int" in entry else None for entry in metas[name]["sizes"])
+            if not shape or shape[0] is not None:
+                fixed = f"a fixed batch size of {shape[0]}" if shape else "no batch dimension"
+                raise UserError(f"input '{name}' was exported with {fixed}, expected a free one", hint=DYNAMIC)
+            inputs[name] = shape
         elif kind == "constant_input":
             constants[_text(content["name"])] = _argument(content["value"], set())
         else:
@@ -45,14 +49,6 @@ def graph_inputs(
     if not inputs:
         raise UserError("takes no input tensor")
     return stored, constants, inputs
-
-
-def _input_shape(name: str, sizes: list[dict[str, Any]]) -> tuple[int | None, ...]:
-    shape = tuple(size(entry) if "as_int" in entry else None for entry in sizes)
-    if not shape or shape[0] is not None:
-        fixed = f"a fixed batch size of {shape[0]}" if shape else "no batch dimension"
-        raise UserError(f"input '{name}' was exported with {fixed}, expected a free one", hint=DYNAMIC)
-    return shape
 
 
 def single_output(specs: list[dict[str, Any]]) -> str:

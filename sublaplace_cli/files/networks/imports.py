@@ -43,7 +43,20 @@ def load_function(target: str, field: str, allow_code: Sequence[str], spec_folde
         hint = f"if you trust it, add --allow-code {package} (or set SUBLAPLACE_ALLOW_CODE={package})"
         raise UserError(message, hint=hint)
     with _import_path(spec_folder):
-        return _find(module_name, function_name, field)
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+                raise UserError(f"{field}: importing {module_name} failed: {error}", hint="install it") from error
+            hint = "it must be in the folder of the spec or installed"
+            raise UserError(f"{field}: there is no module '{error.name}'", hint=hint) from error
+        except (Exception, SystemExit) as error:  # the user's code can raise anything
+            raise _raised(f"importing {module_name}", error, field) from error
+        if not callable(getattr(module, function_name, None)):
+            known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+            hint = suggestion(function_name, known) if known else "define it there"
+            raise UserError(f"{field}: module '{module_name}' has no function '{function_name}'", hint=hint)
+        return getattr(module, function_name)
 
 
 @contextmanager
@@ -56,23 +69,6 @@ def _import_path(folder: Path) -> Iterator[None]:
     finally:
         if entry in sys.path:
             sys.path.remove(entry)
-
-
-def _find(module_name: str, function_name: str, field: str) -> Any:
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise UserError(f"{field}: importing {module_name} failed: {error}", hint="install it") from error
-        hint = "it must be in the folder of the spec or installed"
-        raise UserError(f"{field}: there is no module '{error.name}'", hint=hint) from error
-    except (Exception, SystemExit) as error:  # the user's code can raise anything
-        raise _raised(f"importing {module_name}", error, field) from error
-    if not callable(getattr(module, function_name, None)):
-        known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        hint = suggestion(function_name, known) if known else "define it there"
-        raise UserError(f"{field}: module '{module_name}' has no function '{function_name}'", hint=hint)
-    return getattr(module, function_name)
 
 
 def _raised(what: str, error: BaseException, field: str) -> UserError:

@@ -1,11 +1,12 @@
 """A model of the spec → an nn.Module with its weights, in eval mode on the CPU."""
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ... import catalog
 from ...architectures.binary_logodds import add_binary_logodds
@@ -15,7 +16,11 @@ from .checkpoints import load_state
 from .containers import refuse_above
 from .exported import load_exported
 from .imports import build_imported
-from .weights import checked_weights, put_weights
+
+# Added to each name by DataParallel, torch.compile and training frameworks.
+COMMON_PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.", "backbone.")
+HALF = (torch.float16, torch.bfloat16)
+NAMES_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -46,14 +51,15 @@ def load_network(part: ModelSpec, source: NetworkSource, *, field: str, weights_
         state = load_state(checkpoint, memory=source.memory, **options)
     module, files = _build(part.build, source, field, weights=checkpoint is not None)
     if checkpoint is not None:
-        strict = weights is None or weights.strict
-        fitting = checked_weights(module, state, path=checkpoint, field=field, strict=strict)
+        fitting = _checked_weights(module, state, checkpoint, field, weights is None or weights.strict)
         if any(parameter.is_meta for parameter in module.parameters()):
-            # the sizes are known to be valid now; a second build gives the buffers their defaults
-            module = _on_cpu(part.build)
-        put_weights(module, fitting)
+            # The sizes are known to be valid now; a second build gives the buffers their defaults.
+            # The random initial values are overwritten: they must not advance the caller's random numbers.
+            with torch.random.fork_rng(devices=[]):
+                module = catalog.load(catalog.ARCHITECTURES[str(part.build.arch)])(**part.build.args)
+        _put_weights(module, fitting)
         files = (*files, checkpoint)
-    half = any(p.dtype in (torch.float16, torch.bfloat16) for p in module.parameters())
+    half = any(parameter.dtype in HALF for parameter in module.parameters())
     module = (module.float() if half else module.to("cpu")).eval()
     if part.wrap is not None:
         layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
@@ -72,23 +78,97 @@ def _build(build: BuildSpec, source: NetworkSource, field: str, weights: bool) -
     if not weights:
         message = f"{field}.weights: missing; build.arch defines the shape of a network, not its values"
         raise UserError(message, hint="add weights: {path: model.safetensors} or use --checkpoint FILE")
-    return _on_meta(build, field, source.memory), ()
-
-
-def _on_meta(build: BuildSpec, field: str, memory: int) -> nn.Module:
-    make = catalog.find(catalog.ARCHITECTURES, str(build.arch), "architecture")
     try:
         with torch.device("meta"):
-            module = make(**build.args)
+            module = catalog.load(catalog.ARCHITECTURES[str(build.arch)])(**build.args)
     except UserError as error:
         raise UserError(f"{field}.build.args: {error.message}", hint=error.hint) from error
     needed = sum(tensor.numel() * tensor.element_size() for tensor in module.parameters())
     hint = "check the widths, or raise --memory if the machine has it"
-    refuse_above(memory, needed, f"{field}.build.args: a network of", hint)
-    return module
+    refuse_above(source.memory, needed, f"{field}.build.args: a network of", hint)
+    return module, ()
 
 
-def _on_cpu(build: BuildSpec) -> nn.Module:
-    # the random initial values are overwritten: they must not advance the caller's random numbers
-    with torch.random.fork_rng(devices=[]):
-        return catalog.find(catalog.ARCHITECTURES, str(build.arch), "architecture")(**build.args)
+def _checked_weights(
+    module: nn.Module, state: Mapping[str, Tensor], path: Path, field: str, strict: bool
+) -> dict[str, Tensor]:
+    """The tensors of `state` under the module's names; one error lists everything that does not fit."""
+    expected = module.state_dict()
+    state = _without_prefix(state, expected)
+    found = {name: tensor for name, tensor in state.items() if name in expected}
+    unexpected = [name for name in state if name not in expected] if strict else []
+    missing = _missing(module, found, strict)
+    wrong = [name for name, tensor in found.items() if tensor.shape != expected[name].shape]
+    if missing or unexpected or wrong:
+        problems = [
+            _listing("missing", missing, lambda name: _shape(expected[name])),
+            _listing("unexpected", unexpected, lambda name: _shape(state[name])),
+            _listing("wrong shape", wrong, lambda n: f"{_shape(found[n])}, expected {_shape(expected[n])}"),
+        ]
+        message = f"{path}: the weights do not fit {field}.build\n" + "\n".join(filter(None, problems))
+        raise UserError(message, hint=_hint(_fitting_prefix(state, expected), missing, unexpected, wrong))
+    for name, tensor in found.items():
+        if expected[name].is_floating_point() != tensor.is_floating_point():
+            kind = "floating point" if expected[name].is_floating_point() else expected[name].dtype
+            raise UserError(f"{path}: '{name}' holds {tensor.dtype} values, expected {kind}")
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            count = int((~torch.isfinite(tensor)).sum())
+            message = f"{path}: '{name}' has {count} values that are NaN or infinite, expected finite weights"
+            raise UserError(message, hint="the training diverged, or the file is damaged; use an earlier checkpoint")
+    return found
+
+
+def _put_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copy checked weights in; keeps requires_grad and ties; a float64 file makes the network float64."""
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    if any(weights[name].dtype == torch.float64 for name in parameters & set(weights)):
+        module.double()
+    elif any(parameter.dtype in HALF for parameter in module.parameters()):
+        module.float()
+    module.load_state_dict(dict(weights), strict=False)
+
+
+def _without_prefix(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Drop prefixes common to all keys, one after the other, if that makes more names fit."""
+    current, candidates = state, [state]
+    while prefix := next((p for p in COMMON_PREFIXES if state and all(n.startswith(p) for n in current)), None):
+        current = {name.removeprefix(prefix): tensor for name, tensor in current.items()}
+        candidates.append(current)
+    return max(candidates, key=lambda names: sum(name in expected for name in names))
+
+
+def _missing(module: nn.Module, found: Mapping[str, Tensor], strict: bool) -> list[str]:
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    # a tied parameter needs only one of its names
+    present = {id(parameter) for name, parameter in parameters.items() if name in found}
+    needed = [name for name in module.state_dict() if strict or (name in parameters and parameters[name].requires_grad)]
+    needed = [name for name in needed if name not in found and not name.endswith("num_batches_tracked")]
+    return [name for name in needed if id(parameters.get(name)) not in present]
+
+
+def _listing(title: str, names: list[str], detail: Callable[[str], str]) -> str:
+    if not names:
+        return ""
+    rest = f" ... and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return f"  {title}: " + ", ".join(f"{name} {detail(name)}" for name in names[:NAMES_SHOWN]) + rest
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"({', '.join(map(str, tensor.shape))})"
+
+
+def _hint(prefix: str | None, missing: list[str], unexpected: list[str], wrong: list[str]) -> str:
+    if prefix:
+        return f"some keys would fit without '{prefix}': weights: {{…, strip_prefix: {prefix}}}"
+    if missing and unexpected:
+        return "is it another architecture, depth or shortcut? weights.rename maps old names to new ones"
+    if wrong:
+        return "check the widths, depth and number of outputs in build.args"
+    if missing:
+        return "check depth and layers in build.args; weights.key picks another part of the file"
+    return "check depth and layers in build.args; weights: {…, strict: false} ignores unexpected keys"
+
+
+def _fitting_prefix(state: Iterable[str], expected: Mapping[str, Tensor]) -> str | None:
+    cuts = ((name, dot.end()) for name in state if name not in expected for dot in re.finditer(r"\.", name))
+    return next((name[:end] for name, end in cuts if name[end:] in expected), None)

@@ -106,6 +106,21 @@ def test_decomposed_programs_run_too(tmp_path: Path) -> None:
     torch.testing.assert_close(load_exported(tmp_path / "m.pt2", memory=MEMORY)(x), original(x))
 
 
+def test_a_bias_that_is_computed_stays(tmp_path: Path) -> None:
+    class Computed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 2, bias=False)
+            self.shift = nn.Parameter(torch.randn(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(x, self.inner.weight, self.shift * 2)
+
+    original, x = Computed(), torch.randn(4, 3)
+    loaded = load_exported(save(tmp_path / "m.pt2", original, x), memory=MEMORY)
+    torch.testing.assert_close(loaded(x), original(x))
+
+
 def test_modes_dtypes_and_hooks(linear: Path) -> None:
     loaded = load_exported(linear, memory=MEMORY)
     assert loaded.eval() is loaded

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from sublaplace_cli.architectures.cifar_resnet import cifar_resnet
 from sublaplace_cli.architectures.mlp import mlp
 from sublaplace_cli.errors import UserError
 from sublaplace_cli.files.networks.loading import Network, NetworkSource, load_network
+from sublaplace_cli.files.spec.models import BuildSpec
 
 MLP = {"in": 3, "hidden": [4], "out": 2}
 
@@ -82,6 +84,12 @@ def test_common_prefixes_are_dropped_where_needed(tmp_path: Path, state: dict[st
     content = {"state_dict": {prefix + k: v for k, v in state.items()}, "pytorch-lightning_version": "2.0"}
     save(tmp_path, content)
     assert torch.equal(load_mlp(tmp_path).module.state_dict()["0.weight"], state["0.weight"])
+
+
+def test_a_checkpoint_without_tensors(tmp_path: Path) -> None:
+    safetensors.torch.save_file({}, tmp_path / "m.safetensors")
+    with pytest.raises(UserError, match=r"missing: 0.weight \(4, 3\)"):
+        load_mlp(tmp_path, path="m.safetensors")
 
 
 def test_a_prefix_that_belongs_to_the_model_stays(tmp_path: Path) -> None:
@@ -162,8 +170,8 @@ def test_giants_are_refused_before_they_are_built(tmp_path: Path, state: dict[st
 
 def test_architecture_errors(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
     save(tmp_path, state)
-    with pytest.raises(UserError, match=r"did you mean 'mlp'"):
-        load(tmp_path, build(arch="mpl"), weights())
+    with pytest.raises(ValidationError, match=r"did you mean 'mlp'"):
+        BuildSpec(arch="mpl")
     with pytest.raises(UserError, match=r"model.build.args: architecture 'mlp' needs"):
         load(tmp_path, build(arch="mlp"), weights())
     with pytest.raises(UserError, match=r"model.weights: missing"):

@@ -8,7 +8,6 @@ dictionary keys.
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,13 +52,14 @@ class AtenGraph(nn.Module):
         inputs: Mapping[str, tuple[int | None, ...]],
         steps: Sequence[GraphStep],
         output: str,
-        unsaved: AbstractSet[str] = frozenset(),
+        unsaved: set[str],
     ) -> None:
         """`stored`: graph → exported name; `inputs`: name → shape (None: any size); `unsaved`: not in state_dict()."""
         super().__init__()
-        self._steps, linear = _through_layers(steps, stored, tensors)
+        self._steps = _through_layers(steps, stored, tensors)
+        bias_of = {step.layer: f"{step.layer}.bias" in tensors for step in self._steps if step.layer}
         for name, tensor in tensors.items():  # in the order of the file, which named_parameters() keeps
-            _register(self, name, tensor, linear, persistent=name not in unsaved)
+            _register(self, name, tensor, bias_of, persistent=name not in unsaved)
         self._constants = dict(constants)
         self._stored = [(name, operator.attrgetter(exported)) for name, exported in stored.items()]
         self._inputs = dict(inputs)
@@ -115,14 +115,10 @@ def references(value: Any) -> Iterator[str]:
 
 def _through_layers(
     steps: Sequence[GraphStep], stored: Mapping[str, str], tensors: Mapping[str, Tensor]
-) -> tuple[list[GraphStep], dict[str, bool]]:
-    """Steps that call an nn.Linear, so that its hooks see inputs and outputs as in any other network.
-
-    The layers (name → whether it has a bias) are those of each aten.linear whose weight and bias have no other use.
-    """
+) -> list[GraphStep]:
+    """Each aten.linear calls an nn.Linear if its weight and bias have no other use, so that hooks see the layer."""
     uses = Counter(name for step in steps for name in references((step.args, step.kwargs)))
     owners = Counter(id(tensor) for tensor in tensors.values())
-    layers: dict[str, bool] = {}
     changed = []
     for step in steps:
         is_linear = step.function is torch.ops.aten.linear.default and not step.kwargs
@@ -132,18 +128,17 @@ def _through_layers(
         inside = {name for name in tensors if name.startswith(f"{layer}.")}
         expected = [f"{layer}.weight", f"{layer}.bias"][: len(names)]
         if layer and inside == set(names) and names == expected and all(owners[id(tensors[n])] == 1 for n in names):
-            layers[layer] = len(names) == 2
             step = replace(step, args=step.args[:1], layer=layer)
         changed.append(step)
-    return changed, layers
+    return changed
 
 
-def _register(root: nn.Module, name: str, tensor: Tensor, linear: Mapping[str, bool], *, persistent: bool) -> None:
+def _register(root: nn.Module, name: str, tensor: Tensor, bias_of: Mapping[str, bool], *, persistent: bool) -> None:
     module, (*parts, leaf) = root, name.split(".")
     for depth, part in enumerate(parts, start=1):
         if part not in module._modules:
             path = ".".join(parts[:depth])
-            module.add_module(part, _empty_linear(linear[path]) if path in linear else nn.Module())
+            module.add_module(part, _empty_linear(bias_of[path]) if path in bias_of else nn.Module())
         module = module.get_submodule(part)
     if not isinstance(tensor, nn.Parameter):
         module.register_buffer(leaf, tensor, persistent=persistent)

@@ -7,31 +7,15 @@ from pydantic import AfterValidator, Field
 
 from ...catalog import DATA_FORMATS
 from ...errors import suggestion
-from .findings import Finding, refuse, refused, wrong
-from .part import Part
-from .values import (
-    ColumnNames,
-    Index,
-    Numbers,
-    Text,
-    by_hand,
-    each,
-    mapping,
-    matching,
-    none_is,
-    number,
-    one_of,
-    one_or_list,
-    positive,
-    text,
-)
+from . import values
+from .part import Finding, Part, refuse, refused, wrong
 
 SplitName = Literal["train", "test", "reference", "validation"]
 
 TABLE_FORMATS = ("csv", "parquet", "npy")
 ARRAY_FORMATS = ("npz", "safetensors")
 _BOUND = r"\s*(-?\d{1,18})?\s*"
-_ROWS = matching(
+_ROWS = values.matching(
     rf"{_BOUND}:{_BOUND}(:\s*(?!0+\s*$)(\d{{1,18}})?\s*)?",
     "a slice like '0:353' or '0:353:2' (whole numbers, step above 0)",
 )
@@ -40,30 +24,30 @@ _ROWS = matching(
 class ColumnsSpec(Part):
     """Which columns of a table are the target and the input."""
 
-    target: ColumnNames | None = None
-    input: ColumnNames = "rest"
+    target: values.ColumnNames | None = None
+    input: values.ColumnNames = "rest"
 
 
 def _array_names(value: object) -> object:
     if isinstance(value, Mapping) and value:
-        return dict(zip(value, each(text, value.items()), strict=True))
+        return dict(zip(value, values.each(values.text, value.items()), strict=True))
     if isinstance(value, (str, list)):
-        return one_or_list(text)(value)
+        return values.one_or_list(values.text)(value)
     raise refuse(wrong("an array's name, a list or a mapping of names", value))
 
 
 class ArraysSpec(Part):
     """Which arrays of a file are the input and the target."""
 
-    input: Annotated[str | dict[str, str] | list[str], by_hand(_array_names)]
-    target: Text | None = None
+    input: Annotated[str | dict[str, str] | list[str], values.by_hand(_array_names)]
+    target: values.Text | None = None
 
 
 class FixedMeanStd(Part):
     """Fixed numbers to standardise with."""
 
-    mean: Numbers
-    std: Annotated[float | list[float], by_hand(one_or_list(positive))]
+    mean: values.Numbers
+    std: Annotated[float | list[float], values.by_hand(values.one_or_list(values.positive))]
 
     @classmethod
     def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
@@ -80,7 +64,7 @@ def _standardise(value: object) -> object:
     raise refuse(wrong("'none', 'from-train' or {mean: ..., std: ...}", value))
 
 
-Standardise = Annotated[Literal["none", "from-train"] | FixedMeanStd, by_hand(_standardise)]
+Standardise = Annotated[Literal["none", "from-train"] | FixedMeanStd, values.by_hand(_standardise)]
 
 
 class StandardiseSpec(Part):
@@ -109,15 +93,15 @@ class Permute(Part):
 
 
 def _nonzero(value: object) -> float:
-    if number(value) == 0:
+    if values.number(value) == 0:
         raise refuse("expected a number other than 0")
-    return number(value)
+    return values.number(value)
 
 
 class Moments(FixedMeanStd):
     """The mean to subtract and the std to divide by, along one axis of a row."""
 
-    std: Annotated[float | list[float], by_hand(one_or_list(_nonzero))]
+    std: Annotated[float | list[float], values.by_hand(values.one_or_list(_nonzero))]
     axis: int = 0
 
 
@@ -145,8 +129,8 @@ def _transform(value: object) -> object:
 class IndicesSpec(Part):
     """An array of row numbers in the data file."""
 
-    array: Text
-    row: Index | None = None
+    array: values.Text
+    row: values.Index | None = None
 
 
 class SplitSpec(Part):
@@ -154,10 +138,10 @@ class SplitSpec(Part):
 
     rows: Annotated[str, _ROWS] | None = None
     n: Annotated[int, Field(gt=0)] | None = None
-    seed: Index = 0
+    seed: values.Index = 0
     indices: IndicesSpec | None = None
-    same_as: Annotated[SplitName, one_of(get_args(SplitName))] | None = None
-    path: Text | None = None
+    same_as: Annotated[SplitName, values.one_of(get_args(SplitName))] | None = None
+    path: values.Text | None = None
     arrays: ArraysSpec | None = None
 
     @classmethod
@@ -179,7 +163,7 @@ class SplitsSpec(Part):
 
     @classmethod
     def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
-        source = {name: mapping(split).get("same_as") for name, split in raw.items()}
+        source = {name: values.mapping(split).get("same_as") for name, split in raw.items()}
         source = {name: other for name, other in source.items() if isinstance(other, str)}
         in_known_cycle: set[object] = set()
         for name, other in source.items():
@@ -199,25 +183,18 @@ class SplitsSpec(Part):
 class DataSpec(Part):
     """Which files hold the rows, and how they are read."""
 
-    format: Annotated[str, one_of(DATA_FORMATS)]
-    path: Text | None = None
+    format: Annotated[str, values.one_of(DATA_FORMATS)]
+    path: values.Text | None = None
     columns: ColumnsSpec | None = None
     arrays: ArraysSpec | None = None
-    standardise: Annotated[StandardiseSpec, none_is({})] = StandardiseSpec()
-    transforms: list[Annotated[Transform, by_hand(_transform)]] = Field(default_factory=list)
+    standardise: Annotated[StandardiseSpec, values.none_is({})] = StandardiseSpec()
+    transforms: list[Annotated[Transform, values.by_hand(_transform)]] = Field(default_factory=list)
     splits: SplitsSpec | None = None
 
     @classmethod
     def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
-        splits = {name: mapping(split) for name, split in mapping(raw.get("splits")).items() if split is not None}
-        yield from cls._format_rules(raw, splits)
-        without = [name for name, split in splits.items() if not (split.get("path") or split.get("same_as"))]
-        if raw.get("path") is None and (without or not splits):
-            reason = f" (split '{without[0]}' has no path)" if without else ""
-            yield Finding(("path",), f"this key is required, but missing{reason}")
-
-    @classmethod
-    def _format_rules(cls, raw: Mapping[str, Any], splits: Mapping[str, Any]) -> Iterator[Finding]:
+        named = values.mapping(raw.get("splits"))
+        splits = {name: values.mapping(split) for name, split in named.items() if split is not None}
         restricted: dict[tuple[str, ...], tuple[str, ...]] = {("columns",): TABLE_FORMATS, ("arrays",): ARRAY_FORMATS}
         restricted |= {("splits", name, key): ARRAY_FORMATS for name in splits for key in ("arrays", "indices")}
         form = raw.get("format")
@@ -226,3 +203,7 @@ class DataSpec(Part):
             if form in tuple(DATA_FORMATS) and form not in formats and section.get(location[-1]) is not None:
                 listed = " and ".join(formats)
                 yield Finding(location, f"only for the formats {listed}, but format is {form}", at_key=True)
+        without = [name for name, split in splits.items() if not (split.get("path") or split.get("same_as"))]
+        if raw.get("path") is None and (without or not splits):
+            reason = f" (split '{without[0]}' has no path)" if without else ""
+            yield Finding(("path",), f"this key is required, but missing{reason}")

@@ -12,8 +12,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ...errors import UserError
-from .findings import Finding, findings_of, wrong
 from .models import Spec
+from .part import Finding, findings_of, wrong
 from .yaml_marks import Location, Mark, MarkedYaml, YamlProblem, mark_at, read_marked
 
 SPEC_NAME = "sublaplace.yaml"

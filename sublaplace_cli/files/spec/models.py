@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from ...catalog import ARCHITECTURES, TASKS
+from ...errors import suggestion
+from ...results.limits import Limit, regression_amount
+from ...results.metric_table import METRICS
 from .data import DataSpec
-from .findings import Finding, refuse, wrong
-from .gate import MetricLimits, check_gate
-from .part import Part
+from .part import Finding, Part, refuse, refused, wrong
 from .values import Distinct, Index, Text, by_hand, each, is_number, mapping, matching, none_is, one_of, positive
 
 _ONE_LOGIT_TASKS = " or ".join(name for name, facts in TASKS.items() if facts.one_logit)
@@ -101,7 +102,7 @@ def _prior_precision(value: object) -> object:
     if isinstance(value, Mapping) and value:
         checked = each(lambda item: item if item == "marglik" else positive(item), value.items())
         return dict(zip(value, checked, strict=True))
-    if isinstance(value, str) or not is_number(value):
+    if not is_number(value):
         raise refuse(wrong("a number above 0, 'marglik' or {glob: one of them}", value))
     return positive(value)
 
@@ -166,6 +167,44 @@ class EnsembleSpec(Part):
             yield Finding(("checkpoints",), "expected at least two checkpoints: one has no variance")
 
 
+def _regression(value: object) -> object:
+    try:
+        regression_amount(value)
+    except ValueError as error:
+        raise refuse(str(error)) from None
+    return value
+
+
+class MetricLimits(Part):
+    """The limits of one metric, which every row must meet."""
+
+    min: float | None = None
+    max: float | None = None
+    max_regression: Annotated[float | str, by_hand(_regression)] | None = None
+
+    @classmethod
+    def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
+        if not raw:
+            yield Finding((), "expected min, max or max_regression")
+        low, high = raw.get("min"), raw.get("max")
+        if is_number(low) and is_number(high) and float(low) > float(high):
+            yield Finding(("min",), f"{low} is more than max {high}: no value can meet both")
+
+
+def _known_metrics(value: object) -> object:
+    if not isinstance(value, Mapping):
+        raise refuse(wrong("a mapping such as {w2: {max: 0.02}}", value))
+    findings = []
+    for name, limits in value.items():
+        if name not in METRICS:
+            findings.append(Finding((name,), f"unknown metric; {suggestion(str(name), METRICS)}", at_key=True))
+        elif METRICS[name].better is None and isinstance(limits, Mapping) and "max_regression" in limits:
+            findings.append(Finding((name,), "it has no better direction: use min and max, not max_regression"))
+    if findings:
+        raise refused(*findings)
+    return value
+
+
 class Spec(Part):
     """All of `sublaplace.yaml`."""
 
@@ -176,7 +215,7 @@ class Spec(Part):
     posterior: PosteriorSpec = PosteriorSpec()
     oracle: OracleSpec | None = None
     ensemble: EnsembleSpec | None = None
-    gate: Annotated[dict[str, MetricLimits], BeforeValidator(check_gate)] | None = None
+    gate: Annotated[dict[str, MetricLimits], BeforeValidator(_known_metrics)] | None = None
 
     @classmethod
     def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
@@ -198,3 +237,16 @@ class Spec(Part):
                 yield Finding(("posterior", "noise_variance"), message)
         elif mapping(noise).get("from") == "test" and mapping(data.get("splits")).get("test") is None:
             yield Finding(("posterior", "noise_variance", "from"), "there is no split 'test'")
+
+
+def limits_of(gate: Mapping[str, MetricLimits] | None) -> list[Limit]:
+    """The limits of a spec, in its order."""
+    found = []
+    for metric, limits in (gate or {}).items():
+        if limits.min is not None:
+            found.append(Limit(metric, "min", limits.min))
+        if limits.max is not None:
+            found.append(Limit(metric, "max", limits.max))
+        if limits.max_regression is not None:
+            found.append(Limit(metric, "max_regression", *regression_amount(limits.max_regression)))
+    return found

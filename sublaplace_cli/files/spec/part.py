@@ -1,17 +1,18 @@
-"""`Part`, the base of all models of the spec.
+"""`Part`, the base of all models of the spec, and the problems that it finds.
 
 pydantic reports one mistake in a union or a literal several times. So choices are checked by hand (see `values`), and
 a `Part` rewrites every message in plain words.
 """
 
 import difflib
+import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ...errors import suggestion
-from .findings import Finding, refused, wrong
 
 _EXPECTED = {
     "string_type": "a text",
@@ -27,16 +28,58 @@ _EXPECTED = {
 }
 
 
+class Finding(NamedTuple):
+    """One problem: its location below the current value, the message, and whether the key itself is wrong."""
+
+    location: tuple[str | int, ...]
+    message: str
+    at_key: bool = False
+
+
+def refused(*findings: Finding) -> ValidationError:
+    """The findings as one exception; pydantic puts the enclosing fields before their locations."""
+    details = []
+    for location, message, at_key in findings:
+        kind = PydanticCustomError("key" if at_key else "value", "{message}", {"message": message})
+        details.append(InitErrorDetails(type=kind, loc=location, input=None))
+    return ValidationError.from_exception_data("spec", details)
+
+
+def refuse(message: str) -> ValidationError:
+    """One finding about the current value."""
+    return refused(Finding((), message))
+
+
+def findings_of(error: ValidationError) -> list[Finding]:
+    """The findings of an error that a `Part` raised."""
+    return [Finding(d["loc"], d["ctx"]["message"], d["type"] == "key") for d in error.errors()]
+
+
+def wrong(expected: str, value: object) -> str:
+    """“expected a number, got the text "abc"”."""
+    return f"expected {expected}, got {described(value)}"
+
+
+def described(value: object) -> str:
+    """A value in words, such as “the number 3”."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return f"the number {value}"
+    if isinstance(value, str):
+        short = value if len(value) <= 60 else value[:57] + "..."
+        return "the text " + json.dumps(short, ensure_ascii=not short.isprintable())
+    return "a list" if isinstance(value, (list, tuple)) else "a mapping"
+
+
 class Part(BaseModel):
     """A mapping of the spec. Its fields and the rules between them are checked and reported together."""
 
+    # by name for Python callers; a file is read by alias only
     model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        validate_by_alias=True,
-        validate_by_name=True,  # for Python callers; a file is read by alias only
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_by_alias=True, validate_by_name=True
     )
 
     @classmethod

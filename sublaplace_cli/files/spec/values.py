@@ -3,13 +3,12 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, WrapValidator
 
 from ...errors import suggestion
-from .findings import Finding, described, findings_of, refuse, refused, wrong
-from .part import Part
+from .part import Finding, Part, described, findings_of, refuse, refused, wrong
 
 
 def mapping(value: object) -> Mapping[str, Any]:
@@ -19,7 +18,7 @@ def mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """A finite number, and not a boolean."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -28,7 +27,7 @@ def number(value: object) -> float:
     """`value` as a float, or a refusal."""
     if not is_number(value):
         raise refuse(wrong("a number", value))
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
 def by_hand(check: Callable[[Any], Any]) -> WrapValidator:
@@ -38,9 +37,9 @@ def by_hand(check: Callable[[Any], Any]) -> WrapValidator:
 
 def positive(value: object) -> float:
     """`value` as a float above 0, or a refusal."""
-    if not is_number(value) or number(value) <= 0:
+    if not is_number(value) or value <= 0:
         raise refuse(wrong("a number above 0", value))
-    return number(value)
+    return float(value)
 
 
 def none_is(replacement: object) -> BeforeValidator:

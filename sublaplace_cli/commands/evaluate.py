@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from ..catalog import load
-from ..core.posterior.bounds import Bracket, bracket
-from ..core.posterior.theorem1 import require_not_larger
+from ..core.posterior.bounds import Bracket, bracket, require_not_larger
 from ..core.prediction import Absent, Comparison, Prediction
 from ..errors import UserError
 from ..files.artifacts.run_folder import file_stem

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..core.jacobian.rows import TILE_SHARE
 from ..core.omega.row_sums import columns_of_blocks
-from ..core.posterior.sampling import draw_outputs, rescaled_draws
+from ..core.posterior.rescale import rescaled_draws
 from ..core.prediction import Absent, Comparison, Prediction
 from ..errors import UserError
 from ..files.artifacts.artifact import Artifact
@@ -74,7 +74,7 @@ def _predict(run: Run, fitted: Fitted, prior: Tensor) -> tuple[Tensor, Tensor, T
     fs, variances, draws = [], [], []
     for f, J_S, outside in _rows(run, fitted, prior):
         if theta is not None:
-            draws.append(rescaled_draws(draw_outputs(J_S, theta), rescale, outside, generator))
+            draws.append(rescaled_draws(J_S.T @ theta, rescale, outside, generator))
         variances.append(rescale.apply(posterior.column_variance(J_S), outside).reshape(f.shape))
         fs.append(f)
     f = torch.cat(fs)

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from ..core.omega.row_sums import column_chunks
 from ..core.posterior.path import path_variances
-from ..core.posterior.rescale import Rescale, outside_norms
-from ..core.posterior.sampling import draw_outputs, rescaled_draws
+from ..core.posterior.rescale import Rescale, outside_norms, rescaled_draws
 from ..core.prediction import Comparison, Prediction
 from ..files.artifacts.artifact import Artifact
 from ..files.artifacts.run_folder import file_stem
@@ -104,6 +103,6 @@ def _samples(problem: Problem, fitted: Fitted, outside: Tensor) -> Tensor:
     count, seed = run.job.posterior.samples or 0, run.job.selection.seed
     theta = fitted.posterior.draw(count, seed)
     chunks = column_chunks(test, fitted.posterior.indices, run.memory)
-    draws = torch.cat([draw_outputs(J_S, theta) for _, J_S in chunks])  # (M·C, count)
+    draws = torch.cat([J_S.T @ theta for _, J_S in chunks])  # (M·C, count)
     own = rescaled_draws(draws, fitted.rescale, outside, torch.Generator().manual_seed(seed + 1))
     return test.outputs + own.T.reshape(count, *test.outputs.shape)

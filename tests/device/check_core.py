@@ -34,10 +34,10 @@ from sublaplace_cli.core.network.forward import Inputs, last_linear, map_inputs,
 from sublaplace_cli.core.network.layout import Layout  # noqa: E402
 from sublaplace_cli.core.omega.precision import Precision  # noqa: E402
 from sublaplace_cli.core.omega.row_sums import row_norms, squared_gradients  # noqa: E402
+from sublaplace_cli.core.posterior.bounds import require_not_larger  # noqa: E402
 from sublaplace_cli.core.posterior.diagonal import DiagonalPosterior  # noqa: E402
 from sublaplace_cli.core.posterior.full import fit_full  # noqa: E402
 from sublaplace_cli.core.posterior.path import fit_subnet  # noqa: E402
-from sublaplace_cli.core.posterior.theorem1 import require_not_larger  # noqa: E402
 from sublaplace_cli.core.prediction import Comparison, Prediction  # noqa: E402
 from sublaplace_cli.core.selectors import SelectionProblem, checked, greedy  # noqa: E402
 from sublaplace_cli.core.selectors.by_name import by_name  # noqa: E402

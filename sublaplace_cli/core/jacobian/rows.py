@@ -9,13 +9,14 @@ from typing import Protocol
 from torch import Tensor
 
 from ..network.layout import Layout
-from .blocks import Block, joined
+from .blocks import Block, Strips, joined
 
 # Share of the memory budget that one tile of rows may take: two tiles and their float64 panels are alive at the same
 # time, together with the caller's matrices. Larger tiles are no faster, and the cap keeps the order of the sums, and so
 # the bits, independent of how much memory is free.
 TILE_SHARE = 6
 MOST_TILE_BYTES = 256 * 2**20
+Which = Sequence[int] | None  # numbers of blocks; None: all of them
 
 
 class Jacobian(Protocol):
@@ -31,12 +32,10 @@ class Jacobian(Protocol):
     def by_block(self) -> bool: ...  # whether loading one block costs only its share of the whole
     @property
     def rows_per_read(self) -> int: ...  # rows that are computed or read at once
-    def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]: ...
+    def load(self, start: int, stop: int, which: Which = None) -> list[Block]: ...
 
 
-def loaded(
-    jacobian: Jacobian, tiles: Sequence[tuple[int, int]], which: Sequence[int] | None = None
-) -> Iterator[tuple[int, int, list[Block]]]:
+def loaded(jacobian: Jacobian, tiles: Strips, which: Which = None) -> Iterator[tuple[int, int, list[Block]]]:
     """(first row, last row, blocks) of each tile; the next tile is announced for prefetching."""
     expect = getattr(jacobian, "expect", None)
     for (a, b), next_tile in zip_longest(tiles, tiles[1:]):
@@ -60,7 +59,7 @@ class HeldJacobian:
     def templates(self) -> Sequence[Block]:
         return self.blocks
 
-    def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
+    def load(self, start: int, stop: int, which: Which = None) -> list[Block]:
         blocks = [self.blocks[i] for i in _chosen(which, self.blocks)]
         whole = start == 0 and stop == len(self.outputs)
         return blocks if whole else [block.rows(start, stop) for block in blocks]
@@ -97,11 +96,10 @@ class StoredJacobian:
     announce: Callable[[int, int, int], None] | None = None  # called with what will be read next
     by_block: bool = field(default=True, init=False)
 
-    def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
+    def load(self, start: int, stop: int, which: Which = None) -> list[Block]:
         return [self.read(i, start, stop) for i in _chosen(which, self.templates)]
 
-    def expect(self, start: int, stop: int, which: Sequence[int] | None = None) -> None:
-        """These will be loaded next."""
+    def expect(self, start: int, stop: int, which: Which = None) -> None:
         if self.announce is not None:
             for i in _chosen(which, self.templates):
                 self.announce(i, start, stop)
@@ -130,7 +128,7 @@ class HoldingJacobian:
     def templates(self) -> Sequence[Block]:
         return tuple(self.form(block) for block in self.source.templates)
 
-    def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
+    def load(self, start: int, stop: int, which: Which = None) -> list[Block]:
         chosen = _chosen(which, self.templates)
         missing = [i for i in chosen if i not in self.held]
         for group in [[i] for i in missing] if self.source.by_block else [missing] if missing else []:
@@ -153,7 +151,7 @@ class RecomputedJacobian:
     rows_per_read: int
     by_block: bool = field(default=False, init=False)
 
-    def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
+    def load(self, start: int, stop: int, which: Which = None) -> list[Block]:
         chosen = _chosen(which, self.templates)
         parts = []
         for a, b in aligned(start, stop, self.rows_per_read, len(self.outputs)):
@@ -190,12 +188,11 @@ class SomeRows:
     def rows_per_read(self) -> int:
         return self.source.rows_per_read if isinstance(self.rows, range) else self.in_pieces_of
 
-    def load(self, start: int, stop: int, which: Sequence[int] | None = None) -> list[Block]:
+    def load(self, start: int, stop: int, which: Which = None) -> list[Block]:
         parts = [self.source.load(first, last, which) for first, last in runs(self.rows[start:stop])]
         return [joined(pieces) for pieces in zip(*parts, strict=True)]
 
-    def expect(self, start: int, stop: int, which: Sequence[int] | None = None) -> None:
-        """These will be loaded next."""
+    def expect(self, start: int, stop: int, which: Which = None) -> None:
         expect = getattr(self.source, "expect", None)
         if expect is not None:
             for first, last in runs(self.rows[start:stop]):
@@ -220,14 +217,9 @@ def aligned(start: int, stop: int, step: int, n_rows: int) -> Iterator[tuple[int
 
 
 def row_tiles(
-    jacobian: Jacobian,
-    memory: int,
-    which: Sequence[int] | None = None,
-    extra: int = 0,
-    most: int | None = None,
-    cap: int = MOST_TILE_BYTES,
+    jacobian: Jacobian, memory: int, which: Which = None, extra: int = 0, most: int = 0, cap: int = MOST_TILE_BYTES
 ) -> list[tuple[int, int]]:
-    """Slices of at most `most` rows whose blocks, with `extra` bytes per row, stay within a share of the memory."""
+    """Slices of rows, `most` if not 0, whose blocks, with `extra` bytes per row, stay within a share of the memory."""
     n_rows, templates = len(jacobian.outputs), jacobian.templates
     row_bytes = sum(templates[i].row_bytes for i in _chosen(which, templates))
     step = max(1, min(n_rows, min(memory // TILE_SHARE, cap) // max(row_bytes + extra, 1), most or n_rows))
@@ -242,5 +234,5 @@ def block_groups(*jacobians: Jacobian) -> list[list[int]]:
     return [[i] for i in everything] if all(jacobian.by_block for jacobian in jacobians) else [everything]
 
 
-def _chosen(which: Sequence[int] | None, templates: Sequence[Block]) -> Sequence[int]:
+def _chosen(which: Which, templates: Sequence[Block]) -> Sequence[int]:
     return range(len(templates)) if which is None else which

@@ -22,17 +22,9 @@ ENOUGH_STRIPS, WIDEST_STRIP = 32, 512  # of a Gram matrix with many rows
 GRAM_TILE_BYTES = 2**30  # each tile is read once per tile of the other side: larger tiles mean fewer reads
 
 
-def gram(
-    left: Jacobian,
-    right: Jacobian,
-    prior: Tensor,
-    memory: int,
-    dtype: torch.dtype = torch.float64,
-    *,
-    progress: ProgressFactory = NoProgress,
-) -> Tensor:
-    """J V⁻¹ J′ᵀ (m·C, m′·C), unweighted; `dtype` is that of the products, their sum is float64."""
-    K = gram_strips(left, right, prior, memory, left is right, dtype == torch.float32, progress=progress)
+def gram(left: Jacobian, right: Jacobian, prior: Tensor, memory: int, progress: ProgressFactory = NoProgress) -> Tensor:
+    """J V⁻¹ J′ᵀ (m·C, m′·C), unweighted."""
+    K = gram_strips(left, right, prior, memory, left is right, False, progress=progress)
     return mirrored(K) if left is right else K
 
 
@@ -68,7 +60,8 @@ def gram_strips(
         K[a * C : b * C].zero_()
     # The part of K that belongs to a tile, and the work memory of a factored block, must fit as well.
     most = max(1, math.isqrt(memory // TILE_SHARE // 24) // C)
-    dtype, groups = torch.float32 if single else torch.float64, block_groups(left, right)
+    groups = block_groups(left, right)
+    dtype = torch.float32 if single else torch.float64  # of the products; their sum is float64
     tiles = [[row_tiles(J, memory, group, most=most, cap=GRAM_TILE_BYTES) for J in (left, right)] for group in groups]
     label = "Gram matrix of the training rows" if same else "Gram matrix of test and training rows"
     with progress(label, sum(len(rows) for rows, _ in tiles)) as bar:

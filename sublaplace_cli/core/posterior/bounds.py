@@ -1,4 +1,4 @@
-"""Bounds of the full posterior's variance, for when its Gram matrix is too large.
+"""Theorem 1 as a run-time check, and bounds of the full posterior's variance if its Gram matrix is too large.
 
 Lower bound: any sub-network's variance (Theorem 1). Upper bound: the full posterior of some of the training rows,
 because more data never increase the variance; with several disjoint sets of rows, the smallest per test row.
@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ...errors import NumericsError, Reason
 from ..jacobian.rows import Jacobian
 from ..jacobian.sharded import some_rows
 from ..omega.precision import Precision
 from .full import fit_full
-from .theorem1 import require_not_larger
 
 MOST_SETS = 4  # of rows: each costs another Gram matrix and improves the bound less than the one before
 
@@ -40,3 +40,16 @@ def bracket(precision: Precision, test: Jacobian, norms: Tensor, full_rows: int,
     low = torch.stack([torch.zeros_like(high), *subnets]).amax(0)
     require_not_larger(low, high, norms, "a sub-network", f"the full posterior of {full_rows} rows")
     return Bracket(torch.minimum(low, high), high, len(highs))
+
+
+def require_not_larger(smaller: Tensor, larger: Tensor, norms: Tensor, who: str, than: str) -> None:
+    """Refuse variances that break PV(S) ≤ PV(S′), S ⊆ S′, by more than rounding: 1e-9·PV + 400·eps·‖g‖²_{V⁻¹}."""
+    tolerance = 1e-9 * larger + 400 * torch.finfo(torch.float64).eps * norms.reshape(larger.shape)
+    broken = ~(smaller <= larger + tolerance)  # a NaN breaks it too
+    if bool(broken.any()):
+        row, output = (int(i) for i in broken.nonzero()[0])
+        found = f"the variance of {who} is {float(smaller[row, output]):.12g}"
+        found += f", that of {than} is {float(larger[row, output]):.12g}"
+        found += f"; {int(broken.sum())} of {broken.numel()} values are affected"
+        problem = f"Theorem 1 is broken at test row {row}, output {output}: {found}"
+        raise NumericsError(problem, reason=Reason.THEOREM_1_BROKEN)

@@ -39,6 +39,15 @@ class Rescale:
         return (1.0 if self.c is None else self.c) * variance + self.b * outside
 
 
+def rescaled_draws(draws: Tensor, rescale: Rescale, outside: Tensor, generator: torch.Generator) -> Tensor:
+    """Draws of the outputs (m·C, count) with the rescaled variance: b·‖g outside S‖² is independent noise per row."""
+    scaled = draws * (1.0 if rescale.c is None else rescale.c) ** 0.5
+    if not rescale.b:
+        return scaled
+    noise = torch.randn(draws.shape, dtype=torch.float64, generator=generator).to(draws.device)
+    return scaled + (rescale.b * outside).sqrt().unsqueeze(1) * noise
+
+
 def left_out(posterior: FullPosterior | SubnetPosterior, precision: Precision) -> Tensor:
     """Variances of the training rows, each without that row (N, C): diag of W⁻ᵀ (I − U)⁻¹ U W⁻¹ with U = WᵀΣW."""
     U, W = posterior.own_shares(precision), precision.root

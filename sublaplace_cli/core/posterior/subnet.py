@@ -56,6 +56,11 @@ class SubnetPosterior(Posterior):
     def draw(self, count: int, seed: int) -> Tensor:
         """Deviations of the parameters in S, each column N(0, Ω_SS⁻¹) (k, count)."""
 
+    def _normal(self, seed: int, count: int) -> Callable[[int], Tensor]:
+        """rows → N(0, 1) numbers (rows, count), drawn on the CPU so that every device gets the same ones."""
+        device, generator = self.factor.device, torch.Generator().manual_seed(seed)
+        return lambda rows: torch.randn(rows, count, dtype=torch.float64, generator=generator).to(device)
+
     @abstractmethod
     def own_shares(self, precision: Precision) -> Tensor:
         """A_n Ω⁻¹ A_nᵀ of every training row (N, C, C)."""

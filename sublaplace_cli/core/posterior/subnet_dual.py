@@ -7,19 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from .. import linalg
 from ..jacobian.blocks import add_upper
-from ..linalg import (
-    CANCELLATION,
-    column_squares,
-    dual_variance,
-    gram_is_accurate,
-    mirrored,
-    solve_lower,
-    solve_lower_transposed,
-)
 from ..omega.precision import Precision
 from .full import factor_gram, own_shares
-from .sampling import standard_normal
 from .subnet import Form, SubnetPosterior, require_room_for_subnet
 
 
@@ -36,27 +27,27 @@ class SubnetDual(SubnetPosterior):
 
     def column_variance(self, J_S: Tensor) -> Tensor:
         g = J_S.mul_(self.prior.rsqrt().unsqueeze(1))
-        return self.metric_variance(g, self.columns.T @ g, column_squares(g))
+        return self.metric_variance(g, self.columns.T @ g, linalg.column_squares(g))
 
     def metric_variance(self, g: Tensor, cross: Tensor, norms: Tensor) -> Tensor:
         """The same for g′ in the prior's metric (k, m·C), A′g′ and ‖g′‖²."""
 
         def residual_norms(chosen: Tensor, w: Tensor) -> Tensor:
-            return column_squares(g[:, chosen] - self.columns @ w)
+            return linalg.column_squares(g[:, chosen] - self.columns @ w)
 
         def system_residual(chosen: Tensor, w: Tensor) -> Tensor:
             return self.columns.T @ (g[:, chosen] - self.columns @ w) - w
 
-        return dual_variance(self.factor, cross, norms, self.condition, residual_norms, system_residual)
+        return linalg.dual_variance(self.factor, cross, norms, self.condition, residual_norms, system_residual)
 
     def serving_variance(self) -> Callable[[Tensor], Tensor]:
-        B = solve_lower(self.factor, self.columns.T * self.prior.rsqrt())  # L⁻¹A′V^(−½) (N·C, k)
-        inverse_prior, is_accurate = self.prior.reciprocal(), gram_is_accurate(self.condition)
+        B = linalg.solve_lower(self.factor, self.columns.T * self.prior.rsqrt())  # L⁻¹A′V^(−½) (N·C, k)
+        inverse_prior, is_accurate = self.prior.reciprocal(), linalg.gram_is_accurate(self.condition)
 
         def variance(J_S: Tensor) -> Tensor:
             norms = inverse_prior @ J_S.square()
             found = norms - (B @ J_S).square_().sum(0)
-            if is_accurate and bool((found >= CANCELLATION * norms).all()):
+            if is_accurate and bool((found >= linalg.CANCELLATION * norms).all()):
                 return found
             return self.column_variance(J_S)
 
@@ -64,10 +55,10 @@ class SubnetDual(SubnetPosterior):
 
     def draw(self, count: int, seed: int) -> Tensor:
         """A prior draw u, corrected by its effect on the rows of A: no k × k matrix."""
-        normal = standard_normal(seed, count, self.factor.device)
+        normal = self._normal(seed, count)
         u, noise = normal(len(self.indices)), normal(len(self.factor))
         seen = self.columns.T @ u + noise
-        weight = solve_lower_transposed(self.factor, solve_lower(self.factor, seen))
+        weight = linalg.solve_lower_transposed(self.factor, linalg.solve_lower(self.factor, seen))
         return (u - self.columns @ weight) * self.prior.rsqrt().unsqueeze(1)
 
     def own_shares(self, precision: Precision) -> Tensor:
@@ -84,7 +75,7 @@ def fit_dual(precision: Precision, S: Tensor, ks: Sequence[int], columns: Tensor
     for k in ks:
         add_upper(K, A[done:k].T)
         own = K if k == ks[-1] else K.clone()
-        L, condition, freedom = factor_gram(mirrored(own))
+        L, condition, freedom = factor_gram(linalg.mirrored(own))
         posteriors.append(SubnetDual(S[:k], v[:k], L, condition, freedom, precision.memory, A[:k]))
         done = k
     return posteriors

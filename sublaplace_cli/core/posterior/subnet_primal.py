@@ -7,20 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from .. import linalg
 from ..jacobian.blocks import add_upper
-from ..linalg import (
-    QR_CONDITION,
-    column_squares,
-    condition_of,
-    factor_of_rows,
-    inverse_square_sums,
-    mirrored,
-    safe_cholesky,
-    solve_lower,
-    solve_lower_transposed,
-)
 from ..omega.precision import Precision
-from .sampling import standard_normal
 from .subnet import WEAK_DATA, Form, SubnetPosterior, require_room, require_room_for_subnet, subnet_bytes
 
 
@@ -36,20 +25,20 @@ class SubnetPrimal(SubnetPosterior):
 
     def metric_variance(self, g: Tensor) -> Tensor:
         """The same for g′ in the prior's metric (k, m·C)."""
-        return column_squares(solve_lower(self.factor, g))
+        return linalg.column_squares(linalg.solve_lower(self.factor, g))
 
     def serving_variance(self) -> Callable[[Tensor], Tensor]:
         L = self.factor * self.prior.sqrt().unsqueeze(1)
-        return lambda J_S: solve_lower(L, J_S).square_().sum(0)
+        return lambda J_S: linalg.solve_lower(L, J_S).square_().sum(0)
 
     def draw(self, count: int, seed: int) -> Tensor:
-        normal = standard_normal(seed, count, self.factor.device)
-        return solve_lower_transposed(self.factor, normal(len(self.indices))) * self.prior.rsqrt().unsqueeze(1)
+        normal = self._normal(seed, count)(len(self.indices))
+        return linalg.solve_lower_transposed(self.factor, normal) * self.prior.rsqrt().unsqueeze(1)
 
     def own_shares(self, precision: Precision) -> Tensor:
         C, parts = precision.root.shape[1], []
         for A in precision.column_chunks(self.indices):
-            X = solve_lower(self.factor, A).reshape(len(A), -1, C)  # (k, m, C)
+            X = linalg.solve_lower(self.factor, A).reshape(len(A), -1, C)  # (k, m, C)
             parts.append(torch.einsum("knc,knd->ncd", X, X))
         return torch.cat(parts)
 
@@ -62,10 +51,10 @@ def fit_primal(precision: Precision, S: Tensor, ks: Sequence[int], columns: Tens
 
     def freedom(k: int) -> float:
         own = L[:k, :k]
-        plain = float((1.0 - inverse_square_sums(own)).clamp(min=0.0).sum())  # k − tr(Ω⁻¹V)
+        plain = float((1.0 - linalg.inverse_square_sums(own)).clamp(min=0.0).sum())  # k − tr(Ω⁻¹V)
         if plain >= WEAK_DATA * k:
             return plain  # … which cancels where the data say little; ‖L⁻¹A′ᵀ‖² does not
-        return sum(float(solve_lower(own, A).square_().sum()) for A in precision.column_chunks(S[:k]))
+        return sum(float(linalg.solve_lower(own, A).square_().sum()) for A in precision.column_chunks(S[:k]))
 
     return [
         SubnetPrimal(S[:k], v[:k], L[:k, :k], condition, lambda k=k: freedom(k), precision.memory)  # type: ignore[misc]
@@ -82,11 +71,11 @@ def primal_factor(
         add_upper(B, columns[: len(S)])
     else:
         B = precision.submatrix(S)
-    mirrored(B)
-    conditions = [condition_of(B[:k, :k]) for k in ks]
-    if max(conditions) > QR_CONDITION:
+    linalg.mirrored(B)
+    conditions = [linalg.condition_of(B[:k, :k]) for k in ks]
+    if max(conditions) > linalg.QR_CONDITION:
         del B
         require_room(precision, 4 * subnet_bytes(len(S), 0, "primal"), f"an ill-conditioned posterior over {len(S)}")
-        return factor_of_rows((A.T for A in precision.column_chunks(S)), len(S), precision.prior), conditions
+        return linalg.factor_of_rows((A.T for A in precision.column_chunks(S)), len(S), precision.prior), conditions
     B.diagonal().add_(1.0)
-    return safe_cholesky(B, lambda i: precision.layout.describe(int(S[i]))), conditions
+    return linalg.safe_cholesky(B, lambda i: precision.layout.describe(int(S[i]))), conditions

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublaplace_cli.core.omega.row_sums import row_norms
+from sublaplace_cli.core.posterior.bounds import require_not_larger
 from sublaplace_cli.core.posterior.full import fit_full
 from sublaplace_cli.core.posterior.path import fit_subnet
-from sublaplace_cli.core.posterior.theorem1 import require_not_larger
 from sublaplace_cli.core.selectors.gradient import gradient
 from sublaplace_cli.core.selectors.subnet_diagonal import subnet_diagonal
 from sublaplace_cli.errors import NumericsError

@@ -28,42 +28,29 @@ from .run import Run
 from .store import Content, Key, Stored
 
 
+def _opened(name: str) -> cached_property[SplitRows]:
+    return cached_property(lambda rows: open_rows(rows.run.store, rows.run.row_storage(name)))
+
+
 @dataclass(frozen=True)
 class Rows:
     """The rows of a run, each split opened once."""
 
     run: Run
 
-    @cached_property
-    def train(self) -> SplitRows:
-        return open_rows(self.run.store, self.run.row_storage("train"))
-
-    @cached_property
-    def test(self) -> SplitRows:
-        return open_rows(self.run.store, self.run.row_storage("test"))
-
-    @cached_property
-    def validation(self) -> SplitRows:
-        return open_rows(self.run.store, self.run.row_storage("validation"))
-
-    @cached_property
-    def _own_reference(self) -> SplitRows:
-        return open_rows(self.run.store, self.run.row_storage("reference"))
+    train = _opened("train")
+    test = _opened("test")
+    validation = _opened("validation")
+    reference = _opened("reference")  # the split of that name; `scored` may be another one
 
     @property
-    def reference(self) -> SplitRows:
+    def scored(self) -> SplitRows:
         """The rows that scores are taken over."""
         return self.of(self.run.job.selection.reference)
 
     def of(self, name: str) -> SplitRows:
         """The rows of a split by any of its names."""
-        origin = self.run.splits.origins[name]
-        return {
-            "train": lambda: self.train,
-            "test": lambda: self.test,
-            "validation": lambda: self.validation,
-            "reference": lambda: self._own_reference,
-        }[origin]()
+        return getattr(self, self.run.splits.origins[name])
 
     def noise_outputs(self) -> Tensor | None:
         """f of the training rows (N, C), if the noise variance depends on them."""
@@ -122,11 +109,11 @@ class Problem:
         run, rows = self.run, self.rows
         data_diagonal = self._squares(rows.train, weighted=True)
         if run.job.selection.score == "unweighted":  # exactly Algorithm 1: a mean, without the output Hessian
-            reference = rows.reference
+            reference = rows.scored
             mean = self._squares(reference, weighted=False) / len(reference.jacobian.outputs)
             return Scores(mean, data_diagonal)
         is_train = run.splits.origins[run.job.selection.reference] == "train"
-        return Scores(data_diagonal if is_train else self._squares(rows.reference, weighted=True), data_diagonal)
+        return Scores(data_diagonal if is_train else self._squares(rows.scored, weighted=True), data_diagonal)
 
     def _squares(self, rows: SplitRows, *, weighted: bool) -> Tensor:
         """Σₙ diag(JₙᵀHₙJₙ) over a split; H = I where unweighted."""
@@ -181,7 +168,7 @@ class Problem:
     def other_reference(self) -> Jacobian | None:
         """The reference rows, if they are not the training rows."""
         is_train = self.run.splits.origins[self.run.job.selection.reference] == "train"
-        return None if is_train else self.rows.reference.jacobian
+        return None if is_train else self.rows.scored.jacobian
 
     def with_tuning(self, values: dict[str, Any]) -> dict[str, Any]:
         """The values of a result, with details of the tuning if there was any."""

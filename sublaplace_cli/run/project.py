@@ -1,20 +1,26 @@
-"""The spec of a command, with access rules for its files and code."""
+"""The spec of a command, with access rules for its files and code, and the identity of a run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import __version__
 from ..catalog import TASKS, load
 from ..core.likelihoods import Likelihood
 from ..core.network.layout import Layout
 from ..errors import UserError
+from ..files.artifacts.atomic import digest_of, digest_of_files
+from ..files.artifacts.run_folder import fingerprint
+from ..files.data.datasets import origin_of
 from ..files.networks.loading import Network, NetworkSource, load_network
 from ..files.spec.loading import LoadedSpec
 from ..files.spec.models import ModelSpec, Spec
-from .job import ProjectOptions
+from ..results.metric_table import METRIC_VERSION
+from .job import Job, ProjectOptions
 
 
 @dataclass(frozen=True)
@@ -42,29 +48,29 @@ class Project:
         source = NetworkSource(self.resolve, self.options.allow_code, self.loaded.folder, self.memory)
         return load_network(part, source, field=field, weights_path=weights_path)
 
-    def ensemble_files(self) -> list[Path]:
-        """Checkpoints of the ensemble, all of them existing."""
-        named = self.spec.ensemble.checkpoints if self.spec.ensemble is not None else []
-        return self._existing([("ensemble.checkpoints", value) for value in named])
-
-    def oracle_files(self) -> list[Path]:
-        """Files behind the oracle, all of them existing."""
-        oracle = self.spec.oracle
-        if oracle is None:
-            return []
-        named = {
-            "oracle.weights.path": oracle.weights.path if oracle.weights else None,
-            "oracle.predictions": oracle.predictions,
-            "oracle.build.exported": oracle.build.exported if oracle.build else None,
+    def reference_files(self) -> dict[str, list[Path]]:
+        """Files of the oracle and the ensemble, all of them existing."""
+        oracle, ensemble = self.spec.oracle, self.spec.ensemble
+        of_oracle = (
+            {}
+            if oracle is None
+            else {
+                "oracle.weights.path": oracle.weights.path if oracle.weights else None,
+                "oracle.predictions": oracle.predictions,
+                "oracle.build.exported": oracle.build.exported if oracle.build else None,
+            }
+        )
+        members = [] if ensemble is None else ensemble.checkpoints
+        return {
+            "oracle": [self._existing(value, field) for field, value in of_oracle.items() if value is not None],
+            "ensemble": [self._existing(value, "ensemble.checkpoints") for value in members],
         }
-        return self._existing([(field, value) for field, value in named.items() if value is not None])
 
-    def _existing(self, named: list[tuple[str, str]]) -> list[Path]:
-        files = [(field, self.resolve(value, field)) for field, value in named]
-        for field, path in files:
-            if not path.is_file():
-                raise UserError(f"{self.loaded.path}: {field}: {path} does not exist")
-        return [path for _, path in files]
+    def _existing(self, value: str, field: str) -> Path:
+        path = self.resolve(value, field)
+        if not path.is_file():
+            raise UserError(f"{self.loaded.path}: {field}: {path} does not exist")
+        return path
 
 
 def prior_vector(prior: object, layout: Layout, spec: Path) -> Tensor:
@@ -79,3 +85,67 @@ def prior_vector(prior: object, layout: Layout, spec: Path) -> Tensor:
 
 def _number(prior: object) -> float:
     return float(prior) if isinstance(prior, (int, float)) else 1.0
+
+
+def identity_of(job: Job, project: Project, files: dict[str, list[Path]], device: torch.device) -> dict[str, Any]:
+    """What identifies a run, as plain data: its files and every option that changes a number."""
+    spec, chosen = project.spec, job.selection
+    described = spec.model_dump(mode="json", by_alias=True)
+    described.pop("gate")  # it checks numbers and changes none
+    if described["model"].get("weights"):
+        described["model"]["weights"].pop("path", None)  # its content counts, not its name
+    prior = spec.posterior.prior_precision
+    if isinstance(prior, dict):
+        described["posterior"]["prior_precision"] = list(prior.items())  # in order: the first match counts
+    return {
+        "weights": digest_of_files(files["weights"]),
+        "data": digest_of_files(files["data"], project.loaded.folder),
+        "oracle": digest_of_files(files["oracle"]) if files["oracle"] else None,
+        "ensemble": digest_of_files(files["ensemble"]) if files["ensemble"] else None,
+        "spec": described,
+        "options": {
+            "dtype": job.compute.dtype,
+            "gram_dtype": job.compute.gram_dtype,
+            "seed": chosen.seed,
+            "score": chosen.score,
+            "reference": origin_of(spec.data, chosen.reference),
+            "pool": chosen.pool,
+            "device": device.type,
+            # Without a full posterior an open prior is tuned for the one sub-network: another one is another run.
+            "tuned_for": [chosen.method, chosen.k] if job.posterior.full == "none" and _is_open(project) else None,
+        },
+    }
+
+
+def _is_open(project: Project) -> bool:
+    posterior = project.spec.posterior
+    prior = posterior.prior_precision
+    values = list(prior.values()) if isinstance(prior, dict) else [prior]
+    return posterior.noise_variance == "marglik" or any(not isinstance(value, (int, float)) for value in values)
+
+
+def provenance_of(identity: dict[str, Any], rescale: str, job: Job) -> dict[str, Any]:
+    """What a result was made from, and what two results must share to be compared."""
+    spec = _without_paths(identity["spec"])
+    rows = [identity["data"], spec["data"], spec["task"], spec["model"].get("wrap")]
+    oracle = None if identity["oracle"] is None else digest_of([identity["oracle"], spec["oracle"]])
+    return {
+        "tool": __version__,
+        "torch": torch.__version__,
+        "metrics": METRIC_VERSION,
+        "fingerprint": fingerprint(identity),
+        "weights_sha256": identity["weights"],
+        "data_sha256": identity["data"],
+        "rows_sha256": digest_of(rows),
+        "oracle_sha256": oracle,
+        "rescale": rescale,
+        "dtype": job.compute.dtype,
+        "seed": job.selection.seed,
+    }
+
+
+def _without_paths(data: Any) -> Any:
+    """A part of the spec without the paths of its files."""
+    if isinstance(data, dict):
+        return {key: _without_paths(value) for key, value in data.items() if key not in ("path", "predictions")}
+    return [_without_paths(value) for value in data] if isinstance(data, list) else data

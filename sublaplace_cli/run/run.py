@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,9 +28,8 @@ from ..files.data.datasets import Scales, Split, data_files, load_splits, origin
 from ..files.spec.loading import LoadedSpec
 from ..reporter import Reporter
 from ..sizes import format_bytes
-from .identity import InputFiles, identity_of, provenance_of
 from .job import Choice, Job
-from .project import Project, prior_vector
+from .project import Project, identity_of, prior_vector, provenance_of
 from .rows.input_reader import InputReader, targets_of
 from .rows.passes import Passes
 from .rows.row_shards import RowSource
@@ -194,12 +194,12 @@ def _checked_run(
         reporter.note(note)
     _check_targets(project.likelihood(), capture.n_outputs, splits)
     data = data_files(project.spec.data, project.resolve, None if scales is None else names)
-    files = InputFiles(network.files, tuple(data), tuple(project.oracle_files()), tuple(project.ensemble_files()))
+    files = {"weights": list(network.files), "data": data, **project.reference_files()}
     identity = identity_of(job, project, files, device)
     folder = job.project.run_dir or default_folder(project.loaded.folder, identity)
     store = Store(folder.absolute(), identity, _metadata(job, project, identity, device, layout), reporter)
     store.force, store.max_bytes, store.device = job.compute.force, job.max_artifact, device
-    facts = NetworkFacts(layout, tuple(last_linear(model, sample)), (project.loaded.path, *files.all()))
+    facts = NetworkFacts(layout, tuple(last_linear(model, sample)), (project.loaded.path, *chain(*files.values())))
     origins = {name: origin_of(project.spec.data, name) for name in ("train", "reference", *splits)}
     by_origin = {origins[name]: split for name, split in splits.items()}
     passes = Passes(model, reader, capture, reporter)

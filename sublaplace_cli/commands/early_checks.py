@@ -8,9 +8,6 @@ from ..run.job import Choice, Job
 from ..run.run import Run
 from ..run.user_files.output_files import protect_inputs
 from ..run.user_files.predictions_file import check_predictions
-from .evaluate import check_bracket
-from .fit import check_rescale
-from .select import require_selector
 from .sweep import is_sweep
 
 
@@ -33,8 +30,7 @@ def check_run(run: Run) -> None:
     protect_inputs(run)
     for choice in run.choices:
         _check_choice(run, choice)
-    check_bracket(run)
-    check_rescale(run)
+    _check_posterior(run)
     kind = run.job.outputs.plot_kind
     if kind == "map" and run.choices and not any(choice.call.selects for choice in run.choices):
         raise UserError("--plot-kind map: no method of this evaluation chooses a sub-network")
@@ -45,8 +41,11 @@ def check_run(run: Run) -> None:
 def _check_choice(run: Run, choice: Choice) -> None:
     """Each method has its own check in its own file."""
     call, command = choice.call, run.job.command
-    if command == "select" or (command == "fit" and not call.is_full):
-        require_selector(call, command)
+    if not call.selects and (command == "select" or (command == "fit" and not call.is_full)):
+        raise UserError(
+            f"{command} needs a method that chooses parameters; '{call.name}' is a reference for evaluate",
+            hint="use it with: sublaplace evaluate --method " + call.name,
+        )
     if call.own_code:
         options = run.project.options
         load_function(call.name, f"--method {call.name}", options.allow_code, run.project.loaded.folder)
@@ -56,3 +55,14 @@ def _check_choice(run: Run, choice: Choice) -> None:
         check(SelectorFacts(run.layout, run.network.last_linear, run.job.selection.pool, call.pattern), choice.k)
     elif check is not None:
         check(run)
+
+
+def _check_posterior(run: Run) -> None:
+    asked, calls = run.job.posterior, [choice.call for choice in run.choices]
+    if asked.full == "bracket" and (run.rescale != "none" or not any(call.selects for call in calls)):
+        raise UserError(
+            "--full bracket needs a sub-network without --rescale: it is the lower bound",
+            hint="for example: --method gradient --k 1000 --full bracket",
+        )
+    if run.job.command == "fit" and any(call.is_full for call in calls) and asked.rescale not in (None, "none"):
+        raise UserError("--rescale is for sub-networks: the full posterior leaves nothing out")

@@ -4,18 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from ..catalog import load
 from ..core.posterior.bounds import Bracket, bracket, require_not_larger
 from ..core.prediction import Absent, Comparison, Prediction
-from ..errors import UserError
 from ..files.artifacts.run_folder import file_stem
 from ..results.result import Result
 from ..run.job import Choice
 from ..run.posteriors import fit, paths, variant
 from ..run.predictions import predict
-from ..run.problem import Problem, Rows, open_problem
+from ..run.problem import Problem, open_problem
 from ..run.references import ReferenceInputs
 from ..run.references.full import full_prediction
 from ..run.run import Run
@@ -38,15 +36,22 @@ class Evaluation:
 def evaluate(run: Run) -> Evaluation:
     """Rows → Ω → select → fit → predict → score."""
     oracle = oracle_outputs(run)  # first: a wrong oracle must fail before the long work
-    rows = Rows(run)
-    problem = open_problem(run, rows, rows.noise_outputs())
-    f = rows.test_outputs()
-    known = _comparison(problem, oracle)
+    problem = open_problem(run)
+    f = problem.rows.test_outputs()
+    known = Comparison(
+        likelihood=problem.hyperparameters.likelihood,
+        n_train=len(run.split("train")),
+        targets=run.targets("test"),
+        oracle=oracle,
+        std_full=None,
+        absent=Absent(full="--full none", oracle="no oracle in the spec"),
+    )
     full = full_prediction(problem, known) if run.job.predicts_with_full else None
-    known = _with_full(problem, known, full)
+    if full is not None and full.freedom is not None and run.job.compares_with_full:
+        known = replace(known, std_full=full.std, full_ipv=known.ipv(full.freedom))
     subnets = [choice for choice in run.choices if choice.call.selects]
     predictions: dict[Choice, Prediction] = {}
-    chosen = select(problem, problem.scores, subnets) if subnets else {}
+    chosen = select(problem, subnets) if subnets else {}
     for path in paths(list(chosen.values())):
         made = predict(problem, path, lambda path=path: fit(problem, path), known)  # type: ignore[misc]
         by_digest = {own.digest: prediction for own, prediction in zip(path, made, strict=True)}
@@ -58,47 +63,15 @@ def evaluate(run: Run) -> Evaluation:
     ordered = tuple(predictions[choice] for choice in run.choices)
     _check_theorem_1(problem, ordered, full)
     bounds = _bounds(problem, ordered)
-    known = known if bounds is None else _with_bounds(known, bounds)
+    if bounds is not None:
+        absent = replace(known.absent, full="--full bracket: it lies between w2_low and w2_high")
+        known = replace(known, std_bounds=(bounds.low.sqrt(), bounds.high.sqrt()), absent=absent)
     return Evaluation(_result(problem, ordered, known, full, bounds), ordered, known)
-
-
-def _comparison(problem: Problem, oracle: Tensor | None) -> Comparison:
-    run = problem.run
-    return Comparison(
-        likelihood=problem.hyperparameters.likelihood,
-        n_train=len(run.split("train")),
-        targets=run.targets("test"),
-        oracle=oracle,
-        std_full=None,
-        absent=Absent(full="--full none", oracle="no oracle in the spec"),
-    )
-
-
-def _with_full(problem: Problem, known: Comparison, full: Prediction | None) -> Comparison:
-    if full is None or full.freedom is None or not problem.run.job.compares_with_full:
-        return known
-    return replace(known, std_full=full.std, full_ipv=known.ipv(full.freedom))
-
-
-def _with_bounds(known: Comparison, bounds: Bracket) -> Comparison:
-    absent = replace(known.absent, full="--full bracket: it lies between w2_low and w2_high")
-    return replace(known, std_bounds=(bounds.low.sqrt(), bounds.high.sqrt()), absent=absent)
 
 
 def full_rows(run: Run) -> int:
     """Training rows of each full posterior that is an upper bound."""
     return min(run.job.posterior.full_rows or DEFAULT_FULL_ROWS, len(run.split("train")))
-
-
-def check_bracket(run: Run) -> None:
-    """The lower bound of `--full bracket` is a sub-network that is not rescaled."""
-    if run.job.posterior.full == "bracket" and (
-        run.rescale != "none" or not any(choice.call.selects for choice in run.choices)
-    ):
-        raise UserError(
-            "--full bracket needs a sub-network without --rescale: it is the lower bound",
-            hint="for example: --method gradient --k 1000 --full bracket",
-        )
 
 
 def _bounds(problem: Problem, predictions: Sequence[Prediction]) -> Bracket | None:

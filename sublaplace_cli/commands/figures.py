@@ -3,12 +3,11 @@
 import math
 from collections.abc import Sequence
 
-import torch
-
 from ..core.network.layout import Layout
 from ..core.prediction import Comparison, Prediction
 from ..results.figures import Figures, LayerShare, Series
 from .evaluate import Evaluation
+from .select import layer_counts
 
 MOST_POINTS = 2000  # per method in a scatter plot: more would only overlap
 
@@ -46,17 +45,8 @@ def _scatter(prediction: Prediction, known: Comparison) -> Series:
 
 
 def _layers(layout: Layout, subnets: Sequence[Prediction]) -> list[LayerShare]:
-    masks = {}
-    for prediction in subnets:
-        assert prediction.indices is not None, "the caller has checked it"
-        mask = torch.zeros(layout.size, dtype=torch.bool)
-        mask[prediction.indices.cpu()] = True
-        masks[prediction.name] = mask
+    counts = {each.name: layer_counts(layout, each.indices) for each in subnets if each.indices is not None}
     return [
-        LayerShare(
-            parameter.name,
-            parameter.size,
-            {label: int(mask[parameter.span].sum()) for label, mask in masks.items()},
-        )
+        LayerShare(parameter.name, parameter.size, {label: own[parameter.name] for label, own in counts.items()})
         for parameter in layout.parameters
     ]

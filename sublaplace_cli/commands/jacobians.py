@@ -8,10 +8,10 @@ from ..run.run import Run
 
 def jacobians(run: Run) -> dict[str, Any]:
     """Rows → scores; no scores for a single split."""
-    asked, rows, problem = run.job.selection, Rows(run), None
-    if asked.scores_only or asked.split == "all":
-        problem = open_problem(run, rows, rows.noise_outputs())
+    asked = run.job.selection
+    problem = open_problem(run) if asked.scores_only or asked.split == "all" else None
     if not asked.scores_only:
+        rows = Rows(run) if problem is None else problem.rows
         names = ("train", "test", "reference") if asked.split == "all" else (asked.split,)
         for name in names:
             if name in run.splits.by_name:

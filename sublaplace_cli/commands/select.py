@@ -2,45 +2,29 @@
 
 from typing import Any
 
+from torch import Tensor
+
 from ..core.network.layout import Layout
-from ..errors import UserError
-from ..run.job import MethodCall
-from ..run.problem import Rows, open_problem
+from ..run.problem import open_problem
 from ..run.run import Run
-from ..run.selections import Chosen
 from ..run.selections import select as select_all
 
 
 def select(run: Run) -> dict[str, Any]:
     """Rows → Ω → select."""
-    (choice,) = run.choices
-    rows = Rows(run)
-    problem = open_problem(run, rows, rows.noise_outputs())
-    chosen = select_all(problem, problem.scores, [choice])[choice]
+    problem = open_problem(run)
+    (chosen,) = select_all(problem, run.choices).values()
+    counts = layer_counts(run.layout, chosen.indices)
     values = {
         "n_params": run.layout.size,
         "method": chosen.method,
         "k": chosen.k,
-        "layers": _layer_counts(run.layout, chosen),
+        "layers": {name: count for name, count in counts.items() if count},
     }
     return problem.with_tuning(values)
 
 
-def require_selector(call: MethodCall, command: str) -> None:
-    """Refuse references, which choose no parameters."""
-    if not call.selects:
-        raise UserError(
-            f"{command} needs a method that chooses parameters; '{call.name}' is a reference for evaluate",
-            hint="use it with: sublaplace evaluate --method " + call.name,
-        )
-
-
-def _layer_counts(layout: Layout, chosen: Chosen) -> dict[str, int]:
-    """How many of the chosen parameters are in each tensor."""
-    counts = {}
-    for parameter in layout.parameters:
-        span = parameter.span
-        inside = int(((chosen.indices >= span.start) & (chosen.indices < span.stop)).sum())
-        if inside:
-            counts[parameter.name] = inside
-    return counts
+def layer_counts(layout: Layout, indices: Tensor) -> dict[str, int]:
+    """How many of the chosen parameters are in each tensor of the network."""
+    spans = {parameter.name: parameter.span for parameter in layout.parameters}
+    return {name: int(((indices >= span.start) & (indices < span.stop)).sum()) for name, span in spans.items()}

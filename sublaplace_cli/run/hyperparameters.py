@@ -16,7 +16,6 @@ from .run import Run
 
 MARGLIK = "marglik"  # instead of a number: chosen by marginal likelihood
 NOISE_FLOOR = 1e-3
-EVERYTHING = "*"
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class OpenHyperparameters:
         if by_nll and noise == MARGLIK:
             raise UserError("posterior: prior_precision {tune: nll} and noise_variance marglik cannot be combined")
         by_glob: Mapping[str, Any]
-        by_glob = asked if isinstance(asked, Mapping) else {EVERYTHING: MARGLIK if by_nll else asked}
+        by_glob = asked if isinstance(asked, Mapping) else {"*": MARGLIK if by_nll else asked}
         is_open = tuple(value == MARGLIK for value in by_glob.values())
         numbers = tuple(1.0 if value == MARGLIK else float(value) for value in by_glob.values())
         return cls(tuple(by_glob), numbers, is_open, noise == MARGLIK, by_nll, isinstance(asked, Mapping))

@@ -101,8 +101,12 @@ class Problem:
         def write(scores: Scores) -> Content:
             return {"score": scores.score, "diagonal": scores.data_diagonal + prior}, {}
 
-        key = Key("scores", "scores", {}, facts, "scores")
-        return run.store.get(key, lambda: _as_stored(self.compute_scores(), prior), read, write)
+        def make() -> Scores:
+            made = self.compute_scores()
+            # With the rounding of diag(Ω), which is stored: a later run that reads it computes the same.
+            return Scores(made.score, made.data_diagonal + prior - prior)
+
+        return run.store.get(Key("scores", "scores", {}, facts, "scores"), make, read, write)
 
     def compute_scores(self) -> Scores:
         """The score that methods rank by, and diag(Ω) − V; nothing is stored."""
@@ -127,7 +131,6 @@ class Problem:
 
     @cached_property
     def full(self) -> FullPosterior:
-        """The full posterior."""
         store, name, omega = self.run.store, file_stem("posterior", FULL, self.run.layout.size), self.omega
 
         def read(artifact: Artifact) -> FullPosterior:
@@ -140,9 +143,8 @@ class Problem:
             numbers = {"freedom": full.freedom, "condition": full.condition, **posterior_facts(self.hyperparameters)}
             return ({"factor": full.factor}, numbers) if store.fits(name, {"factor": full.factor}) else None
 
-        return store.get(
-            Key("posterior", name, {}, {"method": FULL}, "full"), lambda: fit_full(omega), read, write
-        ).value
+        key = Key("posterior", name, {}, {"method": FULL}, "full")
+        return store.get(key, lambda: fit_full(omega), read, write).value
 
     @cached_property
     def full_left_out(self) -> Tensor:
@@ -175,24 +177,15 @@ class Problem:
         tuned = self.hyperparameters.tuned
         return values if tuned is None else {**values, "tuned": tuned}
 
-    def ipv(self, freedom: float) -> float:
-        """(σ₀²/N)·tr(Ω_SS⁻¹ (AᵀA)_SS); σ₀² = 1 for classification."""
-        return (self.hyperparameters.noise_variance or 1.0) / len(self.run.split("train")) * freedom
 
-
-def open_problem(run: Run, rows: Rows, noise_outputs: Tensor | None) -> Problem:
+def open_problem(run: Run) -> Problem:
     """The problem of a run, with its hyperparameters settled."""
     from .tuning import tune  # it selects a sub-network, which starts from a problem
 
-    open_parts = OpenHyperparameters.of(run)
-    if open_parts.is_settled:
-        return Problem(run, rows, settled_by_spec(run, noise_outputs))
-    return Problem(run, rows, tune(run, rows, open_parts))
-
-
-def _as_stored(scores: Scores, prior: Tensor) -> Scores:
-    """The scores with the rounding of diag(Ω), so that a later run that reads them computes the same."""
-    return Scores(scores.score, scores.data_diagonal + prior - prior)
+    rows, open_parts = Rows(run), OpenHyperparameters.of(run)
+    noise_outputs = rows.noise_outputs()
+    settled = settled_by_spec(run, noise_outputs) if open_parts.is_settled else tune(run, rows, open_parts)
+    return Problem(run, rows, settled)
 
 
 def posterior_facts(settled: Hyperparameters) -> dict[str, object]:

@@ -44,8 +44,9 @@ class Path:
     retained: Tensor
 
 
-def select(problem: Problem, scores: Stored[Scores], choices: Sequence[Choice]) -> dict[Choice, Chosen]:
+def select(problem: Problem, choices: Sequence[Choice]) -> dict[Choice, Chosen]:
     """The selections of all these choices; a method with nested subsets runs once, for its largest k."""
+    scores = problem.scores
     selected: dict[Choice, Chosen] = {}
     for call in dict.fromkeys(choice.call for choice in choices):
         group = [choice for choice in choices if choice.call == call]

@@ -2,10 +2,7 @@
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from ...catalog import FULL
-from ...core.posterior.full import FullPosterior
 from ...core.prediction import Comparison, Prediction
 from ..predictions import content_of, prediction_key, read_prediction
 from ..problem import Problem
@@ -20,20 +17,15 @@ def predict(inputs: ReferenceInputs) -> Prediction:
 
 def full_prediction(problem: Problem, known: Comparison) -> Prediction:
     """The full posterior at the test rows; stored at once, because it often takes the longest."""
-    run, f = problem.run, problem.rows.test.jacobian.outputs
+    run, test, p = problem.run, problem.rows.test.jacobian, problem.run.layout.size
+    f = test.outputs
 
     def write(made: Prediction) -> Content:
         return content_of(made, replace(known, std_full=made.std if run.job.compares_with_full else None))
 
     return run.store.get(
-        prediction_key(run, FULL, run.layout.size, step="full"),
-        lambda: _prediction(problem, problem.full, problem.test_norms),
+        prediction_key(run, FULL, p, step="full"),
+        lambda: Prediction(FULL, p, f, problem.full.variance(test, problem.test_norms), problem.full.freedom),
         lambda artifact: read_prediction(run, artifact, f),
         write,
     ).value
-
-
-def _prediction(problem: Problem, full: FullPosterior, norms: Tensor) -> Prediction:
-    test = problem.rows.test.jacobian
-    variance = full.variance(test, norms)
-    return Prediction(FULL, problem.run.layout.size, test.outputs, variance, full.freedom)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ..catalog import FULL
 from ..core.workers import SINGLE_WORKER, WorkerGroup
@@ -25,7 +25,7 @@ from ..run.posteriors import scales_of
 from ..run.rows.row_storage import follow
 from ..run.run import Run, open_run
 from ..run.user_files.output_files import check_outputs
-from ..run.user_files.predictions_file import Line, prediction_lines, write_lines, write_predictions
+from ..run.user_files.predictions_file import Line, prediction_lines, write_lines, write_tensors
 from .early_checks import check_run, check_sweep
 from .evaluate import Evaluation, evaluate
 from .figures import figures_of
@@ -37,6 +37,8 @@ from .select import select
 from .sweep import SweepRun, is_sweep, runs_of, with_time_left
 
 LEAST_MEMORY = 2**14  # bytes: trying with less is useless
+RUN_COMMAND: dict[str, Callable[[Run], Evaluation | dict[str, Any]]]
+RUN_COMMAND = {"jacobians": jacobians, "select": select, "fit": fit, "evaluate": evaluate}
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def run_job(job: Job, spec: LoadedSpec, reporter: Reporter, workers: WorkerGroup
     check_sweep(job)
     baseline = None if job.outputs.baseline is None else load_baseline(job.outputs.baseline)
     artifact, scales = _posterior(job)
-    command = _command(job, artifact)
+    command = RUN_COMMAND[job.command] if artifact is None else partial(predict, artifact=artifact)
     runs, outcomes = runs_of(job), list[Outcome]()
     for member in with_time_left(runs, reporter) if is_sweep(job) else runs:
         with open_run(member.job, spec, reporter, workers, scales) as run:
@@ -66,11 +68,16 @@ def run_job(job: Job, spec: LoadedSpec, reporter: Reporter, workers: WorkerGroup
                 try:
                     done = command(run)
                 except OUT_OF_MEMORY:
-                    if not _may_retry(run):
+                    # Half the budget may be enough; what is finished is in the store. Not with several workers: the
+                    # others are inside the collective call that failed here.
+                    if run.workers.size > 1 or run.memory < 2 * LEAST_MEMORY:
                         raise
                 if done is None:  # outside the handler: the exception keeps tensors alive
                     run = run.with_half_the_memory()
-            outcomes.append(_outcome(run, done, member, is_first=not outcomes))
+            label = {"checkpoint": member.checkpoint, "seed": member.seed} if is_sweep(job) else {}
+            outcomes.append(_outcome(run, done, label, is_first=not outcomes))
+    if lines := [line for outcome in outcomes for line in outcome.lines]:
+        write_lines(cast(Path, job.outputs.predictions), lines)
     outcome = _combined(job, runs, outcomes) if is_sweep(job) else outcomes[0]
     if isinstance(outcome.answer, Listing):
         return outcome
@@ -92,24 +99,8 @@ def write_output(path: Path, content: str | bytes) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
-def _command(job: Job, artifact: Artifact | None) -> Callable[[Run], Evaluation | dict[str, Any]]:
-    if artifact is not None:
-        return partial(predict, artifact=artifact)
-    commands: dict[str, Callable[[Run], Evaluation | dict[str, Any]]]
-    commands = {"jacobians": jacobians, "select": select, "fit": fit, "evaluate": evaluate}
-    return commands[job.command]
-
-
-def _may_retry(run: Run) -> bool:
-    """After running out of memory, half the budget may be enough; finished parts are already in the store.
-
-    Not with several workers: the others are inside the collective call that failed here.
-    """
-    return run.workers.size == 1 and run.memory >= 2 * LEAST_MEMORY
-
-
-def _outcome(run: Run, done: Listing | Evaluation | dict[str, Any], member: SweepRun, is_first: bool) -> Outcome:
-    """Write the output files of one run, other than its artifacts."""
+def _outcome(run: Run, done: Listing | Evaluation | dict[str, Any], label: dict[str, Any], is_first: bool) -> Outcome:
+    """Write the output files of one run, other than its artifacts; the lines of all runs go to one file."""
     seconds = {name: round(value, 4) for name, value in run.store.seconds.items()}
     if isinstance(done, Listing):
         return Outcome(done)
@@ -121,30 +112,22 @@ def _outcome(run: Run, done: Listing | Evaluation | dict[str, Any], member: Swee
         text = json_text(done.result.reproducible())  # the same inputs give the same bytes
         write_text(run.store.folder.path / "evaluation.json", text + "\n")
     figures = _figures(run, done) if is_first else None  # in a sweep they show the first run
-    lines = _write_predictions(run, done, member)
+    path, lines = run.job.outputs.predictions, list[Line]()
+    if path is not None and path.suffix == ".safetensors":
+        write_tensors(path, run, done.predictions[0], done.known)
+    elif path is not None:
+        lines = prediction_lines(run, done.predictions, done.known, **label)
     return Outcome(replace(done.result, seconds=seconds), figures, tuple(lines))
 
 
-def _write_predictions(run: Run, done: Evaluation, member: SweepRun) -> list[Line]:
-    """Write the predictions of a single run; those of a sweep are returned."""
-    path = run.job.outputs.predictions
-    if path is None:
-        return []
-    if member.label is not None:
-        return prediction_lines(run, done.predictions, done.known, **member.label)
-    write_predictions(path, run, done.predictions, done.known)
-    return []
-
-
 def _combined(job: Job, runs: list[SweepRun], outcomes: list[Outcome]) -> Outcome:
-    answers, first = [outcome.answer for outcome in outcomes], outcomes[0]
+    answers = [outcome.answer for outcome in outcomes]
     if job.compute.dry_run:
         plans = [answer for answer in answers if isinstance(answer, Listing)]
         return Outcome(combine_plans([member.checkpoint for member in runs], plans))
-    if job.outputs.predictions is not None:
-        write_lines(job.outputs.predictions, [line for outcome in outcomes for line in outcome.lines])
     labels = [(member.checkpoint, member.seed) for member in runs]
-    return Outcome(combine(labels, [answer for answer in answers if isinstance(answer, Result)]), first.figures)
+    results = [answer for answer in answers if isinstance(answer, Result)]
+    return Outcome(combine(labels, results), outcomes[0].figures)
 
 
 def _posterior(job: Job) -> tuple[Artifact | None, Any]:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ..errors import UserError
 from ..reporter import Reporter
@@ -21,12 +20,6 @@ class SweepRun:
     checkpoint: str
     seed: int
     job: Job
-    in_sweep: bool = True
-
-    @property
-    def label(self) -> dict[str, Any] | None:
-        """What distinguishes it from the other runs; None if it is the only one."""
-        return {"checkpoint": self.checkpoint, "seed": self.seed} if self.in_sweep else None
 
 
 def is_sweep(job: Job) -> bool:
@@ -38,13 +31,11 @@ def is_sweep(job: Job) -> bool:
 def runs_of(job: Job) -> list[SweepRun]:
     """Every checkpoint with every seed, in order; globs are expanded and sorted by name."""
     if not is_sweep(job):
-        return [SweepRun("", job.selection.seed, job, in_sweep=False)]
+        return [SweepRun("", job.selection.seed, job)]
     runs = []
     for checkpoint in _checkpoints(job):
         for seed in dict.fromkeys(job.selection.seeds or (0,)):
-            folder = job.project.run_dir
-            if folder is not None:
-                folder = folder / _folder(checkpoint, seed)
+            folder = job.project.run_dir and job.project.run_dir / _folder(checkpoint, seed)
             checkpoints = () if checkpoint is None else (checkpoint,)
             project = replace(job.project, checkpoint=checkpoints, run_dir=folder)
             own = replace(job, project=project, selection=replace(job.selection, seeds=(seed,)))

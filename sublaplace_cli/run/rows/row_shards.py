@@ -7,7 +7,7 @@ a single worker runs the same code and holds all rows.
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -128,7 +128,8 @@ def make_rows(
                 start, stop = turn[source.workers.rank]
                 captured = source.passes(source.split, start, stop)
                 if form is not None and not done:
-                    _hold(held, filled, captured, form)
+                    known = captured.tensors if form == COMPACT else None
+                    held.put(filled, [FORMS[form](block) for block in captured.blocks], known)
                     filled += stop - start
                 if sums is not None:
                     _add(sums, captured, source.likelihood)
@@ -150,13 +151,6 @@ def make_rows(
     blocks = held.blocks or tuple(FORMS[form](block).rows(0, 0) for block in source.templates)
     own = HeldJacobian(source.layout, f if mine is None else f[mine], blocks)
     return SplitRows(source.name, _sharded(source, f, own, form))
-
-
-def _hold(held: BlockBuffer, start: int, captured: Captured, form: str) -> None:
-    if form == COMPACT:
-        held.put(start, captured.blocks, captured.tensors)
-    else:
-        held.put(start, [block.expanded() for block in captured.blocks])
 
 
 def _no_sums(source: RowSource) -> SquareSums:
@@ -237,8 +231,9 @@ def _with_own_rows(source: RowSource, f: Tensor, artifact: Artifact | None, form
     step, templates = source.rows_per_pass, source.templates
     everything: Jacobian
     if artifact is None:
-        compute = partial(_blocks, source)
-        everything = RecomputedJacobian(source.layout, f, templates, compute, step)
+        everything = RecomputedJacobian(
+            source.layout, f, templates, lambda start, stop: source.passes(source.split, start, stop).blocks, step
+        )
     else:
         names = [source.tensor_names[block.start] for block in templates]
         reader = BlockReader(artifact, source.device, templates, names)
@@ -248,10 +243,6 @@ def _with_own_rows(source: RowSource, f: Tensor, artifact: Artifact | None, form
         everything = SomeRows(everything, mine, step)
     own = everything if form is None else HoldingJacobian(everything, FORMS[form], step)
     return _sharded(source, f, own, form)
-
-
-def _blocks(source: RowSource, start: int, stop: int) -> list[Block]:
-    return source.passes(source.split, start, stop).blocks
 
 
 def _sharded(source: RowSource, f: Tensor, own: Jacobian, form: str | None) -> Jacobian:

@@ -28,14 +28,6 @@ def check_predictions(path: Path, n_predictions: int) -> None:
         )
 
 
-def write_predictions(path: Path, run: Run, predictions: Sequence[Prediction], known: Comparison) -> None:
-    """Write the predictions of every row of the result."""
-    if path.suffix == ".safetensors":
-        _write_tensors(path, run, predictions[0], known)
-    else:
-        write_lines(path, prediction_lines(run, predictions, known))
-
-
 def prediction_lines(run: Run, predictions: Sequence[Prediction], known: Comparison, **first: Any) -> list[Line]:
     """One line per method, test row and output; the columns of `first` come first."""
     return [{**first, **line} for prediction in predictions for line in _lines(run, prediction, known)]
@@ -54,7 +46,8 @@ def write_lines(path: Path, lines: list[Line]) -> None:
     write_text(path, text)
 
 
-def _write_tensors(path: Path, run: Run, prediction: Prediction, known: Comparison) -> None:
+def write_tensors(path: Path, run: Run, prediction: Prediction, known: Comparison) -> None:
+    """As safetensors, with the metadata of an artifact."""
     tensors = {"mean": prediction.mean, "std": prediction.std}
     optional = {"std_full": known.std_full, "target": known.targets, "samples": prediction.samples}
     tensors |= {name: tensor for name, tensor in optional.items() if tensor is not None}

@@ -40,8 +40,5 @@ class _LogOdds:
             raise UserError(f"wrap.binary-logodds: the output is a {type(logits).__name__}, expected logits")
         self.check(logits.shape[-1])
         others = [c for c in range(logits.shape[-1]) if c not in self.classes]
-        return _logsumexp(logits, self.classes) - _logsumexp(logits, others)
-
-
-def _logsumexp(logits: Tensor, classes: list[int]) -> Tensor:
-    return torch.logsumexp(logits[..., classes], dim=-1, keepdim=True)
+        inside, outside = (torch.logsumexp(logits[..., c], dim=-1, keepdim=True) for c in (self.classes, others))
+        return inside - outside

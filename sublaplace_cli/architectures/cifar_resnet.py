@@ -9,16 +9,14 @@ from torch.nn import functional as F
 from .arguments import one_of, positive_int, refuse_unknown, required
 
 DEPTHS = (20, 32, 44, 56, 110)
-SHORTCUTS = ("A", "B")
-RESNET_ARGUMENTS = ("depth", "out", "shortcut")
 
 
 def cifar_resnet(**args: Any) -> nn.Module:
     """A ResNet; args: depth, out (10), shortcut A (pad) or B (1x1 conv, the default)."""
-    refuse_unknown("cifar_resnet", args, RESNET_ARGUMENTS)
+    refuse_unknown("cifar_resnet", args, ("depth", "out", "shortcut"))
     depth = one_of("cifar_resnet", "depth", required("cifar_resnet", args, "depth", "depth: 20, out: 10"), DEPTHS)
     outputs = positive_int("cifar_resnet", "out", args.get("out", 10))
-    shortcut = one_of("cifar_resnet", "shortcut", args.get("shortcut", "B"), SHORTCUTS)
+    shortcut = one_of("cifar_resnet", "shortcut", args.get("shortcut", "B"), ("A", "B"))
     return CifarResNet(blocks_per_stage=(depth - 2) // 6, outputs=outputs, shortcut=shortcut)
 
 

@@ -16,12 +16,11 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "sigmoid": nn.Sigmoid,
     "leaky_relu": nn.LeakyReLU,
 }
-MLP_ARGUMENTS = ("in", "hidden", "out", "act", "bias")
 
 
 def mlp(**args: Any) -> nn.Sequential:
-    """Linear, act, …, Linear with the keys 0.weight, 0.bias, 2.weight, …; args: see MLP_ARGUMENTS."""
-    refuse_unknown("mlp", args, MLP_ARGUMENTS)
+    """Linear, act, …, Linear (keys 0.weight, 0.bias, 2.weight, …); args: in, hidden, out (1), act (relu), bias."""
+    refuse_unknown("mlp", args, ("in", "hidden", "out", "act", "bias"))
     inputs = positive_int("mlp", "in", required("mlp", args, "in", "in: 10, hidden: [50, 50], out: 1"))
     hidden = required("mlp", args, "hidden", "in: 10, hidden: [50, 50], out: 1")
     if not isinstance(hidden, (list, tuple)):

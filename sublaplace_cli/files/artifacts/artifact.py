@@ -45,7 +45,6 @@ class Artifact:
     room: Callable[..., Tensor] = torch.empty  # allocates the memory to read into
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
-        """A whole tensor."""
         entry = self._entry(name)
         if shape is not None and tuple(entry["shape"]) != shape:
             raise broken(self.path, f"'{name}' has shape {tuple(entry['shape'])}, expected {shape}")

@@ -111,7 +111,6 @@ class RunFolder:
         return artifact
 
     def close(self) -> None:
-        """Release the lock."""
         self.lock.close()
 
 

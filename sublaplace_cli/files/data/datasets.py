@@ -48,7 +48,6 @@ class Split:
         return map_inputs(lambda array: prepare(array[start:stop]), raw)
 
     def inputs_at(self, rows: list[int]) -> ArrayInputs:
-        """The same for any rows."""
         return map_inputs(lambda array: self.preparation.apply(array[rows]), self.raw)
 
 

@@ -1,7 +1,4 @@
-"""The records between a data file and a split, and the choice of rows.
-
-A reader is a function `read_…(request: ReadRequest) -> Source`; it checks sizes before it allocates memory.
-"""
+"""The records between a data file and a split, and the choice of rows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +19,7 @@ BAD_VALUES_SHOWN = 3
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """What a reader should read, and its memory budget."""
+    """What a reader should read, and the memory that it may allocate, which it checks first."""
 
     path: Path
     columns: ColumnsSpec | None
@@ -58,7 +55,6 @@ class ChosenRows:
     targets: np.ndarray | None
 
     def row_label(self, position: int) -> str:
-        """The name of the row at this position, for messages."""
         row, first_line = int(self.rows[position]), self.source.first_line
         return f"row {row}" if first_line is None else f"line {row + first_line}"
 

@@ -31,7 +31,6 @@ class Columns:
     names: tuple[str, ...] | None = None
 
     def find(self, column: str | int) -> int:
-        """The position of a column, from its name or position."""
         if isinstance(column, int):
             if not 0 <= column < self.width:
                 hint = f"positions go from 0 to {self.width - 1}"
@@ -49,7 +48,6 @@ class Columns:
         return positions[0]
 
     def label(self, position: int) -> str:
-        """The name of a column in messages."""
         return str(position) if self.names is None else f"'{self.names[position]}'"
 
 
@@ -62,7 +60,6 @@ class Picked:
     targets: list[int]
 
     def source(self, inputs: np.ndarray, targets: np.ndarray, held: int = 0, first_line: int | None = None) -> Source:
-        """The source with the values of these columns."""
         names, target_names = (tuple(map(self.columns.label, side)) for side in (self.inputs, self.targets))
         found = targets if self.targets else None
         return Source(self.columns.path, inputs, found, held, names, target_names, first_line)

@@ -1,7 +1,4 @@
-"""The preparation of rows for the model: transforms, standardisation, targets.
-
-Everything works on chunks of rows, so that uint8 images stay uint8 until a chunk is used.
-"""
+"""Transforms, standardisation and targets; by chunks of rows, so that uint8 images stay uint8 until they are used."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +25,6 @@ class MeanStd:
     std: np.ndarray
 
     def apply(self, rows: np.ndarray) -> np.ndarray:
-        """(rows − mean) / std in float64."""
         return (np.asarray(rows, dtype=np.float64) - self.mean) / self.std
 
 

@@ -13,36 +13,33 @@ from ...errors import UserError
 
 # arithmetic; comparison; activations; layers; reductions; shapes; constants; the checks that export adds
 _ATEN_NAMES = """
-    abs add addcdiv addcmul atan2 ceil clamp clamp_max clamp_min clip cos cosh cumsum div divide erf erfc
-    exp exp2 expm1 floor floor_divide fmod log log10 log1p log2 logaddexp logit maximum minimum mul multiply
-    neg negative pow reciprocal remainder round rsqrt rsub sgn sigmoid sign sin sinh special_expit sqrt
-    square sub subtract tan tanh true_divide trunc xlogy lerp
+    abs add addcdiv addcmul atan2 ceil clamp clamp_max clamp_min clip cos cosh cumsum div divide erf erfc exp exp2 expm1
+    floor floor_divide fmod log log10 log1p log2 logaddexp logit maximum minimum mul multiply neg negative pow
+    reciprocal remainder round rsqrt rsub sgn sigmoid sign sin sinh special_expit sqrt square sub subtract tan tanh
+    true_divide trunc xlogy lerp
 
-    eq ge gt le lt ne logical_and logical_not logical_or bitwise_and bitwise_not bitwise_or isnan isinf
-    where masked_fill isfinite
+    eq ge gt le lt ne logical_and logical_not logical_or bitwise_and bitwise_not bitwise_or isnan isinf where
+    masked_fill isfinite
 
-    celu elu gelu glu hardsigmoid hardswish hardtanh leaky_relu log_sigmoid mish prelu relu relu6 selu silu
-    softplus threshold _prelu_kernel hardshrink softshrink
+    celu elu gelu glu hardsigmoid hardswish hardtanh leaky_relu log_sigmoid mish prelu relu relu6 selu silu softplus
+    threshold _prelu_kernel hardshrink softshrink
 
     linear addmm addmv baddbmm bmm matmul mm mv dot einsum conv1d conv2d conv3d convolution conv_transpose1d
-    conv_transpose2d batch_norm _native_batch_norm_legit_no_training _batch_norm_no_update layer_norm
-    native_layer_norm group_norm native_group_norm instance_norm rms_norm _fused_rms_norm embedding dropout
-    feature_dropout alpha_dropout scaled_dot_product_attention softmax _softmax log_softmax _log_softmax
-    max_pool1d max_pool2d max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d
-    adaptive_avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d upsample_nearest2d upsample_bilinear2d
-    pixel_shuffle pixel_unshuffle
+    conv_transpose2d batch_norm _native_batch_norm_legit_no_training _batch_norm_no_update layer_norm native_layer_norm
+    group_norm native_group_norm instance_norm rms_norm _fused_rms_norm embedding dropout feature_dropout alpha_dropout
+    scaled_dot_product_attention softmax _softmax log_softmax _log_softmax max_pool1d max_pool2d max_pool2d_with_indices
+    avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d
+    upsample_nearest2d upsample_bilinear2d pixel_shuffle pixel_unshuffle
 
-    sum mean prod amax amin max min argmax argmin logsumexp var std var_mean std_mean norm
-    linalg_vector_norm all any
+    sum mean prod amax amin max min argmax argmin logsumexp var std var_mean std_mean norm linalg_vector_norm all any
 
-    alias cat chunk clone concat contiguous detach diagonal expand expand_as flatten flip gather hstack
-    index index_select lift_fresh_copy movedim narrow numpy_T pad constant_pad_nd reflection_pad2d
-    replication_pad2d permute ravel repeat repeat_interleave reshape roll select slice split
-    split_with_sizes squeeze stack sym_size sym_numel t to _to_copy transpose tril triu type_as unbind
-    unflatten unfold unsqueeze view view_as vstack _unsafe_view unsafe_chunk unsafe_split
+    alias cat chunk clone concat contiguous detach diagonal expand expand_as flatten flip gather hstack index
+    index_select lift_fresh_copy movedim narrow numpy_T pad constant_pad_nd reflection_pad2d replication_pad2d permute
+    ravel repeat repeat_interleave reshape roll select slice split split_with_sizes squeeze stack sym_size sym_numel t
+    to _to_copy transpose tril triu type_as unbind unflatten unfold unsqueeze view view_as vstack _unsafe_view
+    unsafe_chunk unsafe_split
 
-    arange full full_like ones ones_like scalar_tensor zeros zeros_like new_zeros new_ones new_full eye
-    linspace
+    arange full full_like ones ones_like scalar_tensor zeros zeros_like new_zeros new_ones new_full eye linspace
 
     _assert_tensor_metadata _assert_scalar sym_constrain_range sym_constrain_range_for_size
 """

@@ -30,7 +30,6 @@ class PickleFacts:
     storages: dict[str, int] = field(default_factory=dict)
 
     def needs_code(self) -> list[str]:
-        """The globals that are more than tensors and containers."""
         return sorted(name for name in self.globals - HARMLESS if not name.startswith("torch._utils._rebuild_"))
 
 

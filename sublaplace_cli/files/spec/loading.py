@@ -1,7 +1,4 @@
-"""Finding and loading `sublaplace.yaml`: every problem at once, each with its file, line and column.
-
-Imports no torch and no numpy, so that a wrong spec is refused at once.
-"""
+"""Finding and loading `sublaplace.yaml`: every problem at once, each with its file, line and column."""
 
 import hashlib
 import os

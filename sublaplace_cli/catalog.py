@@ -88,10 +88,8 @@ FORMATS = {
     "junit": "sublaplace_cli.render.ci:junit",
     "github": "sublaplace_cli.render.ci:github",
 }
-FORMAT_OF_SUFFIX = {
-    **{".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv", ".md": "markdown", ".txt": "table"},
-    ".xml": "junit",
-}
+_SAME_SUFFIX = {f".{name}": name for name in ("json", "jsonl", "csv", "tsv")}
+FORMAT_OF_SUFFIX = {**_SAME_SUFFIX, ".md": "markdown", ".txt": "table", ".xml": "junit"}
 
 PICTURES = {
     "curves": "sublaplace_cli.render.plots:curves",

@@ -64,7 +64,6 @@ class ColumnPass:
         return [own[0] for own in calls]
 
     def require_finite(self, variance: Tensor) -> None:
-        """Refuse gradients that are not finite."""
         if not bool(torch.isfinite(variance.sum())):
             raise NumericsError("the gradient of a row is not finite", reason=Reason.GRADIENT_NOT_FINITE)
 

@@ -86,12 +86,12 @@ def ipv(prediction: Prediction, known: Comparison) -> float:
 def discrepancy(prediction: Prediction, known: Comparison) -> float:
     """ipv of the full network − ipv."""
     own = ipv(prediction, known)
-    return _full_ipv(known) - own
+    return _required(known.full_ipv, known.absent.full) - own
 
 
 def retained(prediction: Prediction, known: Comparison) -> float:
     """ipv / ipv of the full network."""
-    own, full = ipv(prediction, known), _full_ipv(known)
+    own, full = ipv(prediction, known), _required(known.full_ipv, known.absent.full)
     if full <= 0:
         raise NotApplicable("the full network's ipv is 0")
     return own / full
@@ -144,10 +144,6 @@ def _std_full(known: Comparison) -> Tensor:
 
 def _bounds(known: Comparison) -> tuple[Tensor, Tensor]:
     return _required(known.std_bounds, "there are no bounds of the full posterior")
-
-
-def _full_ipv(known: Comparison) -> float:
-    return _required(known.full_ipv, known.absent.full)
 
 
 def _targets(known: Comparison) -> Tensor:

@@ -40,8 +40,7 @@ class Block(ABC):
     def row_bytes(self) -> int: ...  # memory per row while results are computed
 
     @abstractmethod
-    def dense(self) -> "DenseBlock":
-        """The block as a dense Jacobian."""
+    def dense(self) -> "DenseBlock": ...
 
     @property
     def span(self) -> slice:
@@ -108,11 +107,9 @@ class Block(ABC):
         return {name: getattr(self, name) for name in self.factors}
 
     def with_tensors(self, tensors: Mapping[str, Any]) -> Self:
-        """The same block for other rows."""
         return replace(self, **{name: tensors[name] for name in self.factors})
 
     def rows(self, start: int, stop: int) -> Self:
-        """The same block for some of its rows."""
         return self.with_tensors({name: tensor[start:stop] for name, tensor in self.tensors().items()})
 
 

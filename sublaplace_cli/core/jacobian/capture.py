@@ -152,9 +152,15 @@ def _with_layers(capture: Capture, layers: Sequence[Layer], few: Inputs) -> Capt
     covered = {name for layer in layers for name in layer.parameters}
     rest = tuple(part for part in capture.layout.parameters if part.name not in covered)
     capture = replace(capture, layers=tuple(layers), rest=rest)
-    if rest and capture.batched and not _batches(capture, few):
+    if not rest or not capture.batched:
+        return capture
+    try:
+        capture._by_general_path(few)
+    except torch.OutOfMemoryError:
+        raise  # not caused by batching
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):  # control flow, no batching rule, …
         note = "parts of the network cannot be differentiated in batches (torch.func.vmap); they go row by row (slower)"
-        capture = replace(capture, batched=False, notes=(*capture.notes, note))
+        return replace(capture, batched=False, notes=(*capture.notes, note))
     return capture
 
 
@@ -196,13 +202,3 @@ def _combined(blocks: Sequence[Block], u: Tensor, layout: Layout) -> Gradients:
             if block.start <= span.start and span.stop <= stop:
                 found[name] = pulled[span.start - block.start : span.stop - block.start]
     return found
-
-
-def _batches(capture: Capture, few: Inputs) -> bool:
-    try:
-        capture._by_general_path(few)
-    except torch.OutOfMemoryError:
-        raise  # not caused by batching
-    except (RuntimeError, TypeError, ValueError, NotImplementedError):
-        return False  # data-dependent control flow, an operator without a batching rule, …
-    return True

@@ -46,12 +46,19 @@ class _Call:
 
 def recognise(model: nn.Module, layout: Layout, sample: Inputs) -> list[Layer]:
     """Layers that ran once, on all rows, and whose parameters are used nowhere else."""
-    layers = _candidates(model, layout)
-    with torch.enable_grad(), _listening(layers) as calls:
+    uses = Counter(id(tensor) for _, tensor in model.named_parameters(remove_duplicate=False))
+    spans = {parameter.name: parameter.span for parameter in layout.parameters}
+    candidates = []
+    for name, module in model.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        formula = formula_of(module)
+        placed = {key: spans[full] for key in own if (full := f"{name}.{key}" if name else key) in spans}
+        if formula is not None and placed and all(uses[id(tensor)] == 1 for tensor in own.values()):
+            candidates.append(Layer(name, module, formula, placed))
+    with torch.enable_grad(), _listening(candidates) as calls:
         outputs(model, sample)
     ran = Counter(call.layer.name for call in calls)
-    rows = row_count(sample)
-    layers = []
+    rows, layers = row_count(sample), []
     for call in calls:
         if ran[call.layer.name] == 1 and len(call.a) == rows == len(call.out) and call.out.requires_grad:
             changed = [tensor._version != v for tensor, v in zip((call.a, call.out), call.versions, strict=True)]
@@ -59,35 +66,19 @@ def recognise(model: nn.Module, layout: Layout, sample: Inputs) -> list[Layer]:
     return layers
 
 
-def _candidates(model: nn.Module, layout: Layout) -> list[Layer]:
-    uses = Counter(id(tensor) for _, tensor in model.named_parameters(remove_duplicate=False))
-    spans = {parameter.name: parameter.span for parameter in layout.parameters}
-    layers = []
-    for name, module in model.named_modules():
-        own = dict(module.named_parameters(recurse=False))
-        formula = formula_of(module)
-        placed = {key: spans[full] for key in own if (full := f"{name}.{key}" if name else key) in spans}
-        if formula is not None and placed and all(uses[id(tensor)] == 1 for tensor in own.values()):
-            layers.append(Layer(name, module, formula, placed))
-    return layers
-
-
-def layer_blocks(
-    model: nn.Module, layers: Sequence[Layer], n_outputs: int, inputs: Inputs
-) -> tuple[Tensor, list[Block]]:
+def layer_blocks(model: nn.Module, layers: Sequence[Layer], C: int, inputs: Inputs) -> tuple[Tensor, list[Block]]:
     """(f (m, C), blocks of all these layers) of a batch: one forward, one backward per output."""
     with torch.enable_grad(), _listening(layers) as calls:
         f = outputs(model, inputs)
     _require_one_call_each(layers, calls, len(f))
     probes = [call.out for call in calls]
     each = [  # by output, the gradients of all layers
-        torch.autograd.grad(f[:, c].sum(), probes, retain_graph=c < n_outputs - 1, materialize_grads=True)
-        for c in range(n_outputs)
+        torch.autograd.grad(f[:, c].sum(), probes, retain_graph=c < C - 1, materialize_grads=True) for c in range(C)
     ]
     blocks: list[Block] = []
     for i, call in enumerate(calls):
         of_layer = [gradients[i] for gradients in each]
-        deltas = of_layer[0].unsqueeze(1) if n_outputs == 1 else torch.stack(of_layer, dim=1)  # (m, C, …)
+        deltas = of_layer[0].unsqueeze(1) if C == 1 else torch.stack(of_layer, dim=1)  # (m, C, …)
         blocks += call.layer.formula(call.layer.module, call.layer.spans, call.a, deltas)
     return f.detach(), blocks
 

@@ -38,7 +38,6 @@ class ShardedJacobian:
 
     @cached_property
     def own_rows(self) -> Tensor:
-        """The numbers of this worker's rows, on the device."""
         return self.owned_by(self.workers.rank).to(self.outputs.device)
 
     def owned_by(self, worker: int, start: int = 0, stop: int | None = None) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import NumericsError, UserError
-from .forward import Inputs, first_non_finite, map_inputs, outputs
+from .forward import Inputs, leaf_outputs, map_inputs, outputs
 
 SINGLE_ROWS = 4  # rows of the sample that are also run alone
 
@@ -17,7 +17,8 @@ def require_sound_network(model: nn.Module, sample: Inputs) -> Tensor:
         f, again = outputs(model, sample), outputs(model, sample)
     if not bool(torch.isfinite(f).all()):
         raise NumericsError(non_finite_outputs(model, f, sample))
-    _require_agreement(f, again, "the same rows gave different outputs in two runs", _random_layers(model))
+    random = [f"{name} ({type(m).__name__})" for name, m in model.named_modules() if "Dropout" in type(m).__name__]
+    _require_agreement(f, again, "the same rows gave different outputs in two runs", random)
     finding = "a row's output depends on the other rows of its batch"
     chosen = range(0, len(f), max(1, len(f) // SINGLE_ROWS))
     _require_agreement(f[chosen], _one_by_one(model, sample, chosen), finding, _batch_layers(model))
@@ -27,7 +28,9 @@ def require_sound_network(model: nn.Module, sample: Inputs) -> Tensor:
 def non_finite_outputs(model: nn.Module, f: Tensor, inputs: Inputs) -> str:
     """A message that names the first bad row and the first layer with non-finite values."""
     row = int((~torch.isfinite(f).all(1)).nonzero()[0])
-    culprit = first_non_finite(model, map_inputs(lambda t: t[row : row + 1], inputs))
+    ran = leaf_outputs(model, map_inputs(lambda t: t[row : row + 1], inputs))
+    floats = [(name, out) for name, _, out in ran if isinstance(out, Tensor) and out.is_floating_point()]
+    culprit = next((name for name, out in floats if not bool(torch.isfinite(out).all())), None)
     layer = f"; the first layer with non-finite values is '{culprit}'" if culprit else ""
     return f"the model's output is not finite at row {row} of the pass{layer}"
 
@@ -55,10 +58,6 @@ def _require_agreement(f: Tensor, other: Tensor, finding: str, suspects: list[st
         hint="the network runs in eval mode; there it must be deterministic and process each row independently: "
         "no dropout or noise inside forward, and BatchNorm with running statistics",
     )
-
-
-def _random_layers(model: nn.Module) -> list[str]:
-    return [f"{name} ({type(m).__name__})" for name, m in model.named_modules() if "Dropout" in type(m).__name__]
 
 
 def _batch_layers(model: nn.Module) -> list[str]:

@@ -100,11 +100,3 @@ def last_linear(model: nn.Module, inputs: Inputs) -> list[str]:
     ran = [module for _, module, _ in leaf_outputs(model, inputs) if isinstance(module, nn.Linear)]
     wanted = {id(tensor) for tensor in ran[-1].parameters(recurse=False)} if ran else set()
     return [name for name, tensor in model.named_parameters() if id(tensor) in wanted and tensor.requires_grad]
-
-
-def first_non_finite(model: nn.Module, inputs: Inputs) -> str | None:
-    """The first module whose output is not finite."""
-    for name, _, out in leaf_outputs(model, inputs):
-        if isinstance(out, Tensor) and out.is_floating_point() and not bool(torch.isfinite(out).all()):
-            return name or None
-    return None

@@ -61,7 +61,6 @@ class Layout:
         raise IndexError(f"flat index {index} is outside 0..{self.size - 1}")
 
     def matching(self, pattern: str) -> list[Parameter]:
-        """Parameters whose name matches the glob."""
         return [parameter for parameter in self.parameters if fnmatchcase(parameter.name, pattern)]
 
     def vector(self, by_glob: Mapping[str, float]) -> Tensor:

@@ -98,9 +98,7 @@ class Precision:
         return K.T if w is not None else weigh_columns(K, self.root, in_place=True).T
 
     def residual_norms(self, other: Jacobian, chosen: Tensor, w: Tensor) -> Tensor:
-        """‖g − Aᵀw‖² in the metric V⁻¹ for chosen rows g (flat over M·C) of another Jacobian."""
         return residuals.residual_norms(self.jacobian, self.root, self.prior, other, chosen, w, self.memory)
 
     def system_residual(self, other: Jacobian, chosen: Tensor, w: Tensor) -> Tensor:
-        """A V⁻¹(g − Aᵀw) − w for chosen rows g of another Jacobian: the residual of (I + K) w = A V⁻¹ g (N·C, r)."""
         return residuals.system_residual(self.jacobian, self.root, self.prior, other, chosen, w, self.memory)

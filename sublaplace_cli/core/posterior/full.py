@@ -59,7 +59,6 @@ class FullPosterior:
         require_accuracy(self.precision, self.factor, few, cross, variance, self._sample)
 
     def own_shares(self, precision: Precision) -> Tensor:
-        """A_n Ω⁻¹ A_nᵀ of every training row (N, C, C)."""
         return own_shares(self.factor, precision.root.shape[1])
 
 

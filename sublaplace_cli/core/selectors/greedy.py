@@ -18,7 +18,7 @@ from . import Selection, SelectionProblem, largest, rounded
 from .pool import candidates_of, check_pool, pool_size
 from .search.column_cache import ColumnCache
 from .search.device_pivots import pivots_on_device
-from .search.schur import Complement, DualSchur, PrimalSchur, Schur
+from .search.schur import Complement, DualSchur, PrimalSchur
 
 GREEDY_PANEL = 512  # candidates among which pivots are taken at once
 SOUND = 1 - 1e-6  # d/v is at least 1, up to a little rounding
@@ -101,7 +101,7 @@ class _Search:
         self.k = k
         self.chosen: list[int] = []
         self.pivots: list[float] = []
-        self.schur: Schur = PrimalSchur(rows, bounds) if 2 * k <= rows else DualSchur(rows, bounds)
+        self.schur: PrimalSchur | DualSchur = PrimalSchur(rows, bounds) if 2 * k <= rows else DualSchur(rows, bounds)
         self.directions = torch.empty(k, rows, dtype=torch.float64, device=device)  # Z of every pivot
         self.cache = ColumnCache(precision, candidates, first_width(k), columns_held(precision))
 

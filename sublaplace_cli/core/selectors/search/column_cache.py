@@ -21,10 +21,20 @@ class ColumnCache:
         self.ends: list[int] = [0]
 
     def hold(self, positions: Tensor, bounds: Tensor) -> None:
-        """Fetch those of these columns that are missing; `bounds` decide which others are fetched with them."""
+        """Fetch those of these columns that are missing, with others of the largest bounds: a quarter more columns."""
         missing = int((self.slot[positions] < 0).sum())
-        if missing:
-            self._fetch(bounds, missing)
+        if not missing:
+            return
+        width = min(self.most, max(self.first, self.ends[-1] * 5 // 4), len(bounds))
+        if width - self.ends[-1] < missing:  # no room: drop all, and start again with the best
+            self.batches, self.ends = [], [0]
+            self.slot.fill_(-1)
+        wanted = torch.where(self.slot < 0, bounds, bounds.new_tensor(HELD))
+        # In rising order, because neighbours are faster to fetch.
+        new = largest(wanted, width - self.ends[-1]).sort().values
+        self.batches.append(self.precision.columns(self.candidates[new]))
+        self.slot[new] = torch.arange(self.ends[-1], self.ends[-1] + len(new), device=self.slot.device)
+        self.ends.append(self.ends[-1] + len(new))
 
     def columns(self, positions: Tensor) -> Tensor:
         """Cached columns (N·C, len(positions)); fastest in the order of the cache."""
@@ -38,16 +48,3 @@ class ColumnCache:
             else:
                 out.index_copy_(0, order[a:b], batch.index_select(0, slots[a:b] - first))
         return out.T
-
-    def _fetch(self, bounds: Tensor, missing: int) -> None:
-        """Cache the candidates with the largest bounds: a quarter more columns, if memory allows."""
-        width = min(self.most, max(self.first, self.ends[-1] * 5 // 4), len(bounds))
-        if width - self.ends[-1] < missing:  # no room: drop all, and start again with the best
-            self.batches, self.ends = [], [0]
-            self.slot.fill_(-1)
-        wanted = torch.where(self.slot < 0, bounds, bounds.new_tensor(HELD))
-        # In rising order, because neighbours are faster to fetch.
-        new = largest(wanted, width - self.ends[-1]).sort().values
-        self.batches.append(self.precision.columns(self.candidates[new]))
-        self.slot[new] = torch.arange(self.ends[-1], self.ends[-1] + len(new), device=self.slot.device)
-        self.ends.append(self.ends[-1] + len(new))

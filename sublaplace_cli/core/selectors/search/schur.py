@@ -4,7 +4,7 @@ The matrices of one form have the size of S, those of the other the size of the 
 directions Z for which R becomes R − Zᵀ Z, so that d_j falls by ‖Z a_j‖².
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,22 +20,6 @@ class Complement(NamedTuple):
     half: Tensor
 
 
-class Schur(Protocol):
-    """Schur complements for a search."""
-
-    def complement(self, A: Tensor) -> Complement:
-        """The Schur complement of the columns A (N·C, b)."""
-
-    def diagonal(self, A: Tensor) -> Tensor:
-        """Its diagonal, which is cheaper."""
-
-    def cost(self) -> int:
-        """Multiplications of `diagonal` per column; those of a triangular solve count one and a half times."""
-
-    def extend(self, A: Tensor, of: Complement) -> Tensor:
-        """Add these columns, with their complement, to S; returns the directions Z (b, N·C)."""
-
-
 class PrimalSchur:
     """I + AᵀA − XᵀX with X = L⁻¹ A_Sᵀ A: cheaper while S is smaller than the rows."""
 
@@ -47,19 +31,23 @@ class PrimalSchur:
         return solve_lower(self.L, self.A_S.T @ A)
 
     def complement(self, A: Tensor) -> Complement:
+        """The Schur complement of the columns A (N·C, b)."""
         X = self._half(A)
         B = A.T @ A - X.T @ X
         B.diagonal().add_(1.0)
         return Complement(B, X)
 
     def diagonal(self, A: Tensor) -> Tensor:
+        """Its diagonal, which is cheaper."""
         return 1.0 + column_squares(A) - column_squares(self._half(A))
 
     def cost(self) -> int:
+        """Multiplications of `diagonal` per column; those of a triangular solve count one and a half times."""
         rows, chosen = self.A_S.shape
         return 2 * rows * chosen + 3 * chosen**2 // 2
 
     def extend(self, A: Tensor, of: Complement) -> Tensor:
+        """Add these columns, with their complement, to S; returns the directions Z (b, N·C)."""
         X, corner = of.half, safe_cholesky(of.B)
         lost = A - self.A_S @ solve_lower_transposed(self.L, X)  # R A
         self.L = torch.cat([torch.nn.functional.pad(self.L, (0, len(corner))), torch.cat([X.T, corner], 1)])

@@ -109,10 +109,10 @@ BROKEN = [
     ("unsafe_or_misplaced", "core/linalg.py", "from torch import cuda"),
     ("unsafe_or_misplaced", "distributed/ranks.py", "import torch.distributed as dist"),
     ("unsafe_or_misplaced", "cli/app.py", "print(1)"),
-    ("unsafe_or_misplaced", "files/networks/weights.py", "torch.load(path)"),
-    ("unsafe_or_misplaced", "files/networks/weights.py", "torch.load(path, weights_only=False)"),
-    ("unsafe_or_misplaced", "files/networks/weights.py", "pickle.load(file)"),
-    ("unsafe_or_misplaced", "files/networks/weights.py", "from pickle import loads"),
+    ("unsafe_or_misplaced", "files/networks/checkpoints.py", "torch.load(path)"),
+    ("unsafe_or_misplaced", "files/networks/checkpoints.py", "torch.load(path, weights_only=False)"),
+    ("unsafe_or_misplaced", "files/networks/checkpoints.py", "pickle.load(file)"),
+    ("unsafe_or_misplaced", "files/networks/checkpoints.py", "from pickle import loads"),
 ]
 SOUND = [
     ("imports_upward", "commands/fit.py", "from ..run.run import Run"),
@@ -123,7 +123,7 @@ SOUND = [
     ("method_comparisons", "core/selectors/greedy.py", "x = method == 'greedy'"),
     ("names_flags_or_keys", "cli/advice.py", "x = 'lower --k or raise posterior.prior_precision'"),
     ("names_flags_or_keys", "core/linalg.py", "x = 'a text -- with a dash, and posterior.variance'"),
-    ("unsafe_or_misplaced", "files/networks/weights.py", "torch.load(path, weights_only=True)"),
+    ("unsafe_or_misplaced", "files/networks/checkpoints.py", "torch.load(path, weights_only=True)"),
 ]
 
 

@@ -6,7 +6,7 @@ To add one: 1. write the reader, 2. add the catalog line, 3. if it needs an opti
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ...errors import UserError
 from ..spec.data import ArraysSpec, ColumnsSpec, DataSpec, SplitSpec, SplitsSpec
 from ..spec.models import Spec
 from . import transforms
+from .images import image_files
 from .sources import ArrayInputs, ChosenRows, ReadRequest, Source, check_lengths, choose, map_inputs
 from .transforms import MeanStd, Preparation, Scales
 
@@ -54,9 +55,12 @@ class Split:
 def require_extra(format_name: str) -> None:
     """Refuse early if the package that a data format needs is not installed."""
     module, extra = EXTRAS.get(format_name, ("numpy", ""))
-    if find_spec(module) is None:
+    try:
+        import_module(module)
+    except ImportError:
         hint = f"pip install 'sublaplace[{extra}]'"
-        raise UserError(f"data.format: {format_name} needs a package that is not installed ({module})", hint=hint)
+        message = f"data.format: {format_name} needs a package that is not installed ({module})"
+        raise UserError(message, hint=hint) from None
 
 
 def data_files(data: DataSpec, resolve: Resolve, names: Sequence[str] | None = None) -> list[Path]:
@@ -66,8 +70,6 @@ def data_files(data: DataSpec, resolve: Resolve, names: Sequence[str] | None = N
     origins = dict.fromkeys(origin_of(data, name) for name in names or defined)
     paths = dict.fromkeys(_path(data, origin, resolve) for origin in origins)
     if data.format == "imagefolder":
-        from .images import image_files
-
         return [file for path in paths for file in image_files(path)]
     return list(paths)
 

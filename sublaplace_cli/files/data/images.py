@@ -20,10 +20,8 @@ DEEP_MODES = ("I", "F")
 
 def read_imagefolder(request: ReadRequest) -> Source:
     """RGB images of one size as (N, H, W, 3) uint8, with the class number as target."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise UserError("image folders need pillow", hint="pip install 'sublaplace[image]'") from None
+    from PIL import Image
+
     files = image_files(request.path)
     targets = _class_numbers(request, files)
     width, height = _common_size(files, Image)

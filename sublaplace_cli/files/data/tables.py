@@ -212,9 +212,9 @@ def _number(cell: str) -> float | None:
 
 def read_parquet(request: ReadRequest) -> Source:
     """A parquet table of numbers, read row group by row group."""
-    columns = _parquet_columns(request.path)
-    from pyarrow import types  # after the check that it is installed
+    from pyarrow import types
 
+    columns = _parquet_columns(request.path)
     picked = pick_columns(request, columns, _parquet_columns)
     order, split = picked.inputs + picked.targets, len(picked.inputs)
     with _opened_parquet(request.path) as file:
@@ -244,11 +244,9 @@ def read_parquet(request: ReadRequest) -> Source:
 
 @contextmanager
 def _opened_parquet(path: Path) -> Iterator[Any]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise UserError("parquet files need pyarrow", hint="pip install 'sublaplace[parquet]'") from None
+    import pyarrow
+    from pyarrow import parquet
+
     try:
         with parquet.ParquetFile(path) as file:
             yield file

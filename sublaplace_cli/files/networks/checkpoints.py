@@ -11,8 +11,7 @@ import torch
 
 from ...errors import UserError, suggestion
 from ...sizes import format_bytes
-from .containers import check_file, check_members, content_kind, members_without_root, open_zip, refuse_above
-from .pickles import DAMAGE, PickleFacts, inspect_pickles
+from . import containers
 
 State = dict[str, torch.Tensor]
 Names = Mapping[str, str]
@@ -27,7 +26,7 @@ def load_state(
     path: Path, *, key: str | None = None, strip_prefix: str | None = None, rename: Names | None = None, memory: int
 ) -> State:
     """The named CPU tensors in a .safetensors, .pt, .pth or .ckpt file."""
-    check_file(path, WEIGHTS_FILE, memory)
+    containers.check_file(path, WEIGHTS_FILE, memory)
     kind = _checked_kind(path)
     if kind == "safetensors":
         if key is not None:
@@ -42,7 +41,7 @@ def load_state(
 
 
 def _checked_kind(path: Path) -> str:
-    kind = content_kind(path)
+    kind = containers.content_kind(path)
     if kind == "pickle":
         raise UserError(f"{path}: is a plain pickle, not one of torch.save, expected {WEIGHTS_FILE}", hint=RESAVE)
     if kind not in ("zip", "legacy", "safetensors"):
@@ -59,7 +58,7 @@ def _checked_kind(path: Path) -> str:
 def _damage_explained(path: Path, kind: str) -> Iterator[None]:
     try:
         yield
-    except (safetensors.SafetensorError, *DAMAGE) as error:
+    except (safetensors.SafetensorError, *containers.DAMAGE) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         hint = "copy or save it again"
         raise UserError(f"{path}: is a damaged or truncated {kind} file ({reason})", hint=hint) from error
@@ -74,13 +73,20 @@ def _load_pickled(path: Path, kind: str) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _facts_of_zip(path: Path) -> PickleFacts:
-    with open_zip(path, WEIGHTS_FILE) as archive:
-        members = members_without_root(archive)
-        _refuse_other_archives(path, members)
-        check_members(path, archive)
+def _facts_of_zip(path: Path) -> containers.PickleFacts:
+    with containers.open_zip(path, WEIGHTS_FILE) as archive:
+        members = containers.members_without_root(archive)
+        if "constants.pkl" in members or any(name.startswith("code/") for name in members):
+            hint = "save only its weights: torch.save(torch.jit.load(FILE).state_dict(), 'weights.pt')"
+            raise UserError(f"{path}: is a TorchScript program (torch.jit.save), expected {WEIGHTS_FILE}", hint=hint)
+        if "models/model.json" in members or "archive_format" in members:
+            hint = f"use it as the model itself: build: {{exported: {path.name}}}"
+            raise UserError(f"{path}: is an exported program (torch.export), expected {WEIGHTS_FILE}", hint=hint)
+        if "data.pkl" not in members:
+            raise UserError(f"{path}: is a zip archive without a data.pkl, expected {WEIGHTS_FILE}", hint=RESAVE)
+        containers.check_members(path, archive)
         with archive.open(members["data.pkl"]) as file:
-            facts = inspect_pickles(file, 1)
+            facts = containers.inspect_pickles(file, 1)
         for storage, claimed in facts.storages.items():
             name = members.get(f"data/{storage}")
             found = archive.getinfo(name).file_size if name else 0
@@ -91,20 +97,9 @@ def _facts_of_zip(path: Path) -> PickleFacts:
     return facts
 
 
-def _refuse_other_archives(path: Path, members: Names) -> None:
-    if "constants.pkl" in members or any(name.startswith("code/") for name in members):
-        hint = "save only its weights: torch.save(torch.jit.load(FILE).state_dict(), 'weights.pt')"
-        raise UserError(f"{path}: is a TorchScript program (torch.jit.save), expected {WEIGHTS_FILE}", hint=hint)
-    if "models/model.json" in members or "archive_format" in members:
-        hint = f"use it as the model itself: build: {{exported: {path.name}}}"
-        raise UserError(f"{path}: is an exported program (torch.export), expected {WEIGHTS_FILE}", hint=hint)
-    if "data.pkl" not in members:
-        raise UserError(f"{path}: is a zip archive without a data.pkl, expected {WEIGHTS_FILE}", hint=RESAVE)
-
-
-def _facts_of_legacy(path: Path) -> PickleFacts:
+def _facts_of_legacy(path: Path) -> containers.PickleFacts:
     with path.open("rb") as file:
-        facts = inspect_pickles(file, 5)  # magic number, protocol, system, object, storage keys
+        facts = containers.inspect_pickles(file, 5)  # magic number, protocol, system, object, storage keys
     claimed, size = sum(facts.storages.values()), path.stat().st_size
     if claimed > size:
         message = f"{path}: refused, its tensors claim {format_bytes(claimed)}, the file has {format_bytes(size)}"
@@ -173,7 +168,7 @@ def _refuse_impossible(path: Path, state: State, memory: int) -> None:
             message = f"{path}: refused, {claim}, but {format_bytes(stored)} is stored"
             raise UserError(message, hint="save a contiguous copy: tensor.contiguous()")
         total += size
-    refuse_above(memory, total, f"{path}: its tensors need")
+    containers.refuse_above(memory, total, f"{path}: its tensors need")
 
 
 def _strip(path: Path, state: State, prefix: str | None) -> State:

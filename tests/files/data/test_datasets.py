@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 from files.data.data_cases import COLUMNS, X, Y, load, refusal, train, whole
 
 from sublaplace_cli.errors import UserError
-from sublaplace_cli.files.data import datasets
 from sublaplace_cli.files.data.datasets import require_extra
 
 
@@ -134,7 +134,8 @@ def test_measured_targets_are_two_dimensional(folder: Path) -> None:
 
 
 def test_missing_extras_are_named_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "find_spec", lambda name: None if name in ("pyarrow", "PIL") else name)
+    for name in ("pyarrow", "PIL"):
+        monkeypatch.setitem(sys.modules, name, None)  # its import fails
     for form, extra in (("parquet", "parquet"), ("imagefolder", "image")):
         with pytest.raises(UserError) as caught:
             require_extra(form)

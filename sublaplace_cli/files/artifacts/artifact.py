@@ -19,7 +19,7 @@ from .atomic import digest_of, replacing
 
 def write_artifact(path: Path, kind: str, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """Write a small artifact at once; returns the digest that `open_artifact` finds in it."""
-    plans, contents = layout.whole_plans(tensors), layout.bytes_of_all(tensors)
+    plans, contents = layout.whole_plans(tensors), {name: layout.bytes_of(tensors[name]) for name in tensors}
     digests = {name: [hashlib.sha256(contents[name]).hexdigest()] for name in plans}
     header, digest = layout.header_of(kind, meta, plans, digests)
     with replacing(path) as file:
@@ -103,7 +103,13 @@ def open_artifact(path: Path, kind: str) -> Artifact:
         raise broken(path, f"it is truncated or not a safetensors file ({error})") from error
     if text is None:
         raise broken(path, "it was not written by sublaplace (no 'sublaplace' metadata)")
-    meta, digest = _parsed(path, text)
+    try:
+        meta = json.loads(text)
+        digest = meta.pop("checksum")
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise broken(path, f"its metadata cannot be read ({error!r})") from error
+    if digest != digest_of(meta):
+        raise broken(path, "its metadata does not match its checksum")
     if meta.get("schema") != layout.ARTIFACT_SCHEMA:
         raise broken(path, f"its schema version is {meta.get('schema')}, this version reads {layout.ARTIFACT_SCHEMA}")
     if meta.get("kind") != kind:
@@ -121,14 +127,3 @@ def broken(path: Path, what: str) -> UserError:
     """The error for an artifact that cannot be used."""
     hint = "delete the file, recompute it with --force, or start a new run with another --run-dir"
     return UserError(f"{path}: {what}", hint=hint)
-
-
-def _parsed(path: Path, text: str) -> tuple[dict[str, Any], str]:
-    try:
-        meta = json.loads(text)
-        checksum = meta.pop("checksum")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise broken(path, f"its metadata cannot be read ({error!r})") from error
-    if checksum != digest_of(meta):
-        raise broken(path, "its metadata does not match its checksum")
-    return meta, checksum

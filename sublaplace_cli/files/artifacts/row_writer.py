@@ -1,8 +1,4 @@
-"""Streams rows into an artifact, so that an interrupted run can resume.
-
-safetensors has no streaming writer. So rows are written into a file of the final size, with a record of the finished
-rows in a second file. The file gets its final name when all rows are finished.
-"""
+"""Streams rows into a file of the final size, with a record of the finished rows, so that a run can resume."""
 
 import hashlib
 import json
@@ -14,11 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from .atomic import PART_SUFFIX, canonical_json, explain_write_errors, publish, sync_folder, write_error, write_text
-from .layout import TensorPlan, bytes_of_all, header_of, offsets_of
+from .layout import TensorPlan, bytes_of, header_of, offsets_of
 
 NO_DIGEST = "0" * 64
 
 
+# safetensors has no streaming writer.
 class RowWriter:
     """Streams rows of several tensors into one artifact, and resumes where an earlier run was interrupted."""
 
@@ -63,16 +60,15 @@ class RowWriter:
 
     def write(self, start: int, rows: Mapping[str, Tensor]) -> None:
         """Write the next rows of every tensor; a piece ends only where a write ends."""
-        contents = bytes_of_all(rows)
-        for name, content in contents.items():
-            plan = self.plans[name]
+        for name, tensor in rows.items():
+            content, plan = bytes_of(tensor), self.plans[name]
             try:
                 self.file.seek(self.offsets[name] + start * plan.row_bytes)
                 self.file.write(content)
             except OSError as error:
                 raise write_error(self.path, error) from error
             self.running[name].update(content)
-            end = start + rows[name].shape[0]
+            end = start + tensor.shape[0]
             if end % plan.rows_per_piece == 0 or end == plan.shape[0]:
                 self.digests[name][start // plan.rows_per_piece] = self.running[name].hexdigest()
                 self.running[name] = hashlib.sha256()

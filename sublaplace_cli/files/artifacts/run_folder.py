@@ -18,7 +18,6 @@ from .atomic import canonical_json, digest_of, explain_write_errors, write_text
 
 MANIFEST = "run.json"
 LOCK_NAME = ".lock"
-OWN_FILES = (LOCK_NAME, ".gitignore")
 LEFTOVER = re.compile(r"\.(run\.json|evaluation\.json|\.gitignore|[\w.-]+\.safetensors(\.part\.json)?)\.\d+\.part")
 
 
@@ -117,8 +116,8 @@ class RunFolder:
 def _refuse_foreign_files(path: Path) -> None:
     if (path / MANIFEST).exists():
         return
-    names = sorted(entry.name for entry in path.iterdir() if entry.name not in OWN_FILES)
-    foreign = [name for name in names if not LEFTOVER.fullmatch(name)]
+    names = sorted(entry.name for entry in path.iterdir())
+    foreign = [name for name in names if name not in (LOCK_NAME, ".gitignore") and not LEFTOVER.fullmatch(name)]
     if foreign:
         message = f"{path} is not a run folder: it contains {', '.join(foreign[:3])} and no {MANIFEST}"
         raise UserError(message, hint="choose an empty or new folder for --run-dir")

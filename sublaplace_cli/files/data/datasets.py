@@ -41,15 +41,10 @@ class Split:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def inputs(self, start: int, stop: int) -> ArrayInputs:
-        """Rows [start, stop) after transforms and standardisation."""
+    def inputs(self, rows: slice | list[int]) -> ArrayInputs:
+        """These rows after transforms and standardisation."""
         raw, prepare = self.raw, self.preparation.apply
-        if isinstance(raw, np.ndarray):
-            return prepare(raw[start:stop])
-        return map_inputs(lambda array: prepare(array[start:stop]), raw)
-
-    def inputs_at(self, rows: list[int]) -> ArrayInputs:
-        return map_inputs(lambda array: self.preparation.apply(array[rows]), self.raw)
+        return prepare(raw[rows]) if isinstance(raw, np.ndarray) else map_inputs(lambda a: prepare(a[rows]), raw)
 
 
 def require_extra(format_name: str) -> None:

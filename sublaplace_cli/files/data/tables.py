@@ -24,8 +24,6 @@ MISSING_MARKS = {"", "na", "n/a", "nan", "null", "none", "?", "-"}
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of one table."""
-
     path: Path
     width: int
     names: tuple[str, ...] | None = None

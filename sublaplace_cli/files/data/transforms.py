@@ -12,6 +12,7 @@ from ...errors import UserError
 from ..spec.data import FixedMeanStd, Moments, Transform
 
 RowStep = Callable[[np.ndarray], np.ndarray]
+Shape = tuple[int, ...]
 
 CHUNK_BYTES = 16 * 2**20
 LARGEST_LABEL = 2**31 - 1
@@ -64,9 +65,7 @@ def row_chunks(rows: np.ndarray) -> Iterator[np.ndarray]:
         yield rows[start : start + height]
 
 
-def compile_steps(
-    transforms: Iterable[Transform], row_shape: tuple[int, ...]
-) -> tuple[tuple[RowStep, ...], tuple[int, ...]]:
+def compile_steps(transforms: Iterable[Transform], row_shape: Shape) -> tuple[tuple[RowStep, ...], Shape]:
     """The spec's transforms as functions of a chunk of rows, and the shape of one row after them."""
     steps: list[RowStep] = []
     shape = row_shape
@@ -77,11 +76,11 @@ def compile_steps(
     return tuple(steps), shape
 
 
-def _scale_step(factor: float, shape: tuple[int, ...], field: str) -> tuple[RowStep, tuple[int, ...]]:
+def _scale_step(factor: float, shape: Shape, field: str) -> tuple[RowStep, Shape]:
     return partial(np.multiply, factor), shape
 
 
-def _permute_step(axes: Sequence[int], shape: tuple[int, ...], field: str) -> tuple[RowStep, tuple[int, ...]]:
+def _permute_step(axes: Sequence[int], shape: Shape, field: str) -> tuple[RowStep, Shape]:
     if sorted(axes) != list(range(len(shape))):
         hint = f"list each of its axes once: 0 to {len(shape) - 1} (without the axis of the rows)"
         if not shape:
@@ -91,7 +90,7 @@ def _permute_step(axes: Sequence[int], shape: tuple[int, ...], field: str) -> tu
     return partial(np.transpose, axes=order), tuple(shape[axis] for axis in axes)
 
 
-def _normalise_step(spec: Moments, shape: tuple[int, ...], field: str) -> tuple[RowStep, tuple[int, ...]]:
+def _normalise_step(spec: Moments, shape: Shape, field: str) -> tuple[RowStep, Shape]:
     axis = spec.axis
     if not -len(shape) <= axis < len(shape):
         hint = f"it has {len(shape)} axes (without the axis of the rows)"
@@ -113,7 +112,7 @@ def _normalise_step(spec: Moments, shape: tuple[int, ...], field: str) -> tuple[
 COMPILERS: dict[str, Any] = {"normalise": _normalise_step, "permute": _permute_step, "scale": _scale_step}
 
 
-def fixed_scale(spec: FixedMeanStd, shape: tuple[int, ...], field: str) -> MeanStd:
+def fixed_scale(spec: FixedMeanStd, shape: Shape, field: str) -> MeanStd:
     """The mean and std of the spec, for rows of this shape."""
     parts = {}
     for name in ("mean", "std"):

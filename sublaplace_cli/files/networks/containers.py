@@ -97,8 +97,7 @@ def open_zip(path: Path, what: str) -> zipfile.ZipFile:
 
 def check_members(path: Path, archive: zipfile.ZipFile) -> None:
     """Refuse members that are compressed, overlap, occur twice or claim more than the size of the file."""
-    size = path.stat().st_size
-    end = 0
+    size, end = path.stat().st_size, 0
     seen: set[str] = set()
     # zipfile and torch's reader must see the same members: no bytes outside of them, no name twice.
     if archive.comment or (archive.infolist() and min(i.header_offset for i in archive.infolist()) != 0):

@@ -110,8 +110,7 @@ def _tensor(name: str, data: bytes, entry: Mapping[str, Any]) -> Tensor:
     if dtype in (torch.float16, torch.bfloat16):
         raise UserError(f"stores '{name}' as {dtype}, expected float32 or float64", hint="export model.float()")
     shape, strides = [_size(s) for s in meta["sizes"]], [_size(s) for s in meta["strides"]]
-    offset = _size(meta["storage_offset"])
-    stored = len(data) // dtype.itemsize
+    offset, stored = _size(meta["storage_offset"]), len(data) // dtype.itemsize
     last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
     if math.prod(shape) == 0:
         tensor = torch.empty(shape, dtype=dtype)
@@ -179,8 +178,7 @@ def _graph_steps(nodes: list[dict[str, Any]], known: set[str], stored: set[str])
 
 def _refuse_training(target: str, arguments: list[tuple[str, Any, Any]], stored: set[str]) -> None:
     name = target.split(".")[-2]
-    flag = TRAINING_FLAG.get(name)
-    training = any(argument == flag and value is True for argument, value, _ in arguments)
+    training = any(argument == TRAINING_FLAG.get(name) and value is True for argument, value, _ in arguments)
     changed = arguments[0][1] if arguments and name.endswith("_") else None
     if training or (isinstance(changed, Ref) and changed.name in stored):
         hint = "call model.eval() before exporting it"

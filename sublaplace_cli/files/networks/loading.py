@@ -57,7 +57,12 @@ def load_network(part: ModelSpec, source: NetworkSource, *, field: str, weights_
             # The random initial values are overwritten: they must not advance the caller's random numbers.
             with torch.random.fork_rng(devices=[]):
                 module = catalog.load(catalog.ARCHITECTURES[str(part.build.arch)])(**part.build.args)
-        _put_weights(module, fitting)
+        parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+        if any(fitting[name].dtype == torch.float64 for name in parameters & set(fitting)):
+            module.double()  # a float64 file makes the network float64
+        elif any(parameter.dtype in HALF for parameter in module.parameters()):
+            module.float()
+        module.load_state_dict(fitting, strict=False)  # keeps requires_grad and ties
         files = (*files, checkpoint)
     half = any(parameter.dtype in HALF for parameter in module.parameters())
     module = (module.float() if half else module.to("cpu")).eval()
@@ -116,16 +121,6 @@ def _checked_weights(
             message = f"{path}: '{name}' has {count} values that are NaN or infinite, expected finite weights"
             raise UserError(message, hint="the training diverged, or the file is damaged; use an earlier checkpoint")
     return found
-
-
-def _put_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy checked weights in; keeps requires_grad and ties; a float64 file makes the network float64."""
-    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    if any(weights[name].dtype == torch.float64 for name in parameters & set(weights)):
-        module.double()
-    elif any(parameter.dtype in HALF for parameter in module.parameters()):
-        module.float()
-    module.load_state_dict(dict(weights), strict=False)
 
 
 def _without_prefix(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

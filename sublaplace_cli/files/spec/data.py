@@ -68,15 +68,11 @@ Standardise = Annotated[Literal["none", "from-train"] | FixedMeanStd, values.by_
 
 
 class StandardiseSpec(Part):
-    """How inputs and targets are centred and scaled."""
-
     input: Standardise = "none"
     target: Standardise = "none"
 
 
 class Scale(Part):
-    """Multiply by a number."""
-
     scale: float
 
 
@@ -87,8 +83,6 @@ def _permutation(axes: list[int]) -> list[int]:
 
 
 class Permute(Part):
-    """Reorder the axes of a row."""
-
     permute: Annotated[list[int], AfterValidator(_permutation)]
 
 
@@ -106,8 +100,6 @@ class Moments(FixedMeanStd):
 
 
 class Normalise(Part):
-    """Subtract a mean and divide by a std."""
-
     normalise: Moments
 
 
@@ -134,8 +126,6 @@ class IndicesSpec(Part):
 
 
 class SplitSpec(Part):
-    """Which rows make up a split."""
-
     rows: Annotated[str, _ROWS] | None = None
     n: Annotated[int, Field(gt=0)] | None = None
     seed: values.Index = 0
@@ -154,8 +144,6 @@ class SplitSpec(Part):
 
 
 class SplitsSpec(Part):
-    """The splits by name."""
-
     train: SplitSpec | None = None
     test: SplitSpec | None = None
     reference: SplitSpec | None = None

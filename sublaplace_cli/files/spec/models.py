@@ -68,8 +68,6 @@ Wrap = Annotated[WrapSpec | None, none_is(None)]
 
 
 class ModelSpec(Part):
-    """The network and its weights."""
-
     build: BuildSpec
     weights: WeightsSpec | None = None
     wrap: Wrap = None
@@ -118,8 +116,6 @@ def _noise_variance(value: object) -> object:
 
 
 class PosteriorSpec(Part):
-    """Prior and noise."""
-
     prior_precision: Annotated[
         float | Literal["marglik"] | Tune | dict[str, float | Literal["marglik"]], by_hand(_prior_precision)
     ] = 1.0

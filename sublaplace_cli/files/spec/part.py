@@ -1,7 +1,6 @@
-"""`Part`, the base of all models of the spec, and the problems that it finds.
+"""`Part`, the base of all models of the spec, and the problems that it finds, in plain words.
 
-pydantic reports one mistake in a union or a literal several times. So choices are checked by hand (see `values`), and
-a `Part` rewrites every message in plain words.
+pydantic reports one mistake in a union or a literal several times: choices are checked by hand (see `values`).
 """
 
 import difflib
@@ -105,8 +104,10 @@ class Part(BaseModel):
             key_of = cls.keys()
             findings += cls.rules({key_of.get(str(name), str(name)): value for name, value in raw.items()})
             # a misspelt key already has a message with a suggestion: do not report it as missing too
-            misspelt = _meant(findings, set(key_of.values())) - raw.keys()
-            findings = [found for found in findings if not misspelt.intersection(found.location[:1])]
+            known = set(key_of.values())
+            unknown = {str(found.location[0]) for found in findings if found.at_key} - known
+            meant = {near for key in unknown for near in difflib.get_close_matches(key, known, n=1)} - raw.keys()
+            findings = [found for found in findings if not meant.intersection(found.location[:1])]
         if findings:
             raise refused(*findings)
         return part
@@ -125,8 +126,3 @@ def _in_plain_words(error: ValidationError, part: type[Part]) -> Iterator[Findin
         else:
             expected = _EXPECTED.get(detail["type"], "").format(**detail.get("ctx", {}))
             yield Finding(location, wrong(expected, detail["input"]) if expected else detail["msg"])
-
-
-def _meant(findings: list[Finding], known: set[str]) -> set[str]:
-    unknown = {str(found.location[0]) for found in findings if found.at_key} - known
-    return {near for key in unknown for near in difflib.get_close_matches(key, known, n=1)}

@@ -121,8 +121,16 @@ class _YamlBuilder:
 
     def _value(self, event: yaml.Event, location: Location) -> object:
         """One value; the only function that calls itself, once per level."""
-        if not self._is_allowed(event, location):
+        mark = _mark(event.start_mark)
+        # setdefault: the first of duplicate keys counts
+        self.marked.values.setdefault(location, mark)
+        if len(location) > MAX_YAML_DEPTH:
+            raise _Unreadable(mark, f"nested deeper than {MAX_YAML_DEPTH} levels")
+        if isinstance(event, yaml.AliasEvent):
+            self._problem(mark, location, "aliases (*name) are not supported; repeat the value, or quote a text")
             return None
+        if getattr(event, "tag", None) is not None:
+            self._problem(mark, location, "tags (!name) are not supported; remove it, or quote a text")
         if isinstance(event, yaml.MappingStartEvent):
             mapping: dict[str, object] = {}
             while not isinstance(event := self._next(), yaml.MappingEndEvent):
@@ -137,19 +145,6 @@ class _YamlBuilder:
                 items.append(self._value(event, (*location, len(items))))
             return items
         return self._scalar(event, location)
-
-    def _is_allowed(self, event: yaml.Event, location: Location) -> bool:
-        mark = _mark(event.start_mark)
-        # setdefault: the first of duplicate keys counts
-        self.marked.values.setdefault(location, mark)
-        if len(location) > MAX_YAML_DEPTH:
-            raise _Unreadable(mark, f"nested deeper than {MAX_YAML_DEPTH} levels")
-        if isinstance(event, yaml.AliasEvent):
-            self._problem(mark, location, "aliases (*name) are not supported; repeat the value, or quote a text")
-            return False
-        if getattr(event, "tag", None) is not None:
-            self._problem(mark, location, "tags (!name) are not supported; remove it, or quote a text")
-        return True
 
     def _key(self, event: yaml.Event, location: Location) -> str | None:
         """A key and its mark; None for one that is not a text."""

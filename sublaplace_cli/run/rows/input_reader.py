@@ -45,7 +45,7 @@ class InputReader:
         )
 
     def __call__(self, split: Split, start: int, stop: int) -> Inputs:
-        return self._tensors(split.inputs(start, stop))
+        return self._tensors(split.inputs(slice(start, stop)))
 
     def _tensors(self, raw: ArrayInputs) -> Inputs:
         if isinstance(raw, dict):
@@ -57,7 +57,7 @@ class InputReader:
     def evenly_spaced(self, split: Split, count: int) -> Inputs:
         """About this many rows, evenly spaced over the split."""
         step = max(1, len(split) // count)
-        return self._tensors(split.inputs_at(list(range(0, len(split), step))[:count]))
+        return self._tensors(split.inputs(list(range(0, len(split), step))[:count]))
 
     def outputs(self, model: nn.Module, split: Split) -> Tensor:
         """f of all rows of a split (N, C) float64, by plain forward passes."""

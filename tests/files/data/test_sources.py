@@ -117,7 +117,7 @@ def test_chunks_equal_the_whole(folder: Path, cuts: list[int], standardise: bool
         transforms=[{"scale": 0.25}] if scaled else [],
     )
     edges = [0, *sorted(cuts), 20]
-    parts = [split.inputs(start, stop) for start, stop in itertools.pairwise(edges)]
+    parts = [split.inputs(slice(start, stop)) for start, stop in itertools.pairwise(edges)]
     np.testing.assert_array_equal(np.concatenate(parts), whole(split))
 
 

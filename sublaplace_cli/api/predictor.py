@@ -16,9 +16,8 @@ from ..architectures.binary_logodds import add_binary_logodds
 from ..catalog import FULL
 from ..core.column_pass import ColumnPass
 from ..core.jacobian.capture import SAMPLE_ROWS, Capture, prepare_capture
-from ..core.network.digest import network_digest
 from ..core.network.forward import Inputs, evenly_spaced, map_inputs, row_count
-from ..core.network.layout import Layout
+from ..core.network.layout import Layout, network_digest
 from ..core.omega.row_sums import columns_of_blocks
 from ..errors import UserError
 from ..files.artifacts.artifact import Artifact, open_artifact

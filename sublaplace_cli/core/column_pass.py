@@ -1,7 +1,4 @@
-"""Passes that compute only some columns of the Jacobian, for predictions: one forward and C backward passes.
-
-In linear layers with one position per row the columns are δ ∘ a. Hooks stay in the network: only the pass may use it.
-"""
+"""Passes that compute only some columns of the Jacobian, for predictions; in linear layers of one position, δ ∘ a."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -19,7 +16,7 @@ from .omega.row_sums import BlockPositions
 
 
 class ColumnPass:
-    """f (m, C) and J_Sᵀ (k, m·C) of a batch. Not thread-safe."""
+    """f (m, C) and J_Sᵀ (k, m·C) of a batch. Not thread-safe; hooks stay in the network: only this pass may use it."""
 
     def __init__(self, capture: Capture, S: Tensor) -> None:
         self.capture = capture.restricted_to(S)

@@ -1,7 +1,6 @@
 """The metrics of a prediction, one function each, named as in `results/metric_table.py`.
 
-A metric returns a number for each test row (M,), whose mean and standard error are reported, or one number. Per row,
-because the outputs of one row are not independent. Where it does not apply, it raises `NotApplicable` with the reason.
+Each returns one number, or one per test row (M,), because the outputs of a row are not independent.
 """
 
 import math

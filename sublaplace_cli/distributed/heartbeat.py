@@ -1,7 +1,4 @@
-"""Heartbeat between ranks: reports that this rank is alive, and notices when another rank is lost or has failed.
-
-The ranks exchange keys in the store that they joined with. The store can disappear together with its machine.
-"""
+"""Heartbeat between ranks, by keys in the store that they joined with: notices a rank that is lost or has failed."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""Several processes as one worker group: the only user of torch.distributed.
-
-Torch is imported inside the functions: `--help` and usage errors must not wait for it.
-"""
+"""Several processes as one worker group: the only user of torch.distributed."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from ..errors import RunError, SublaplaceError, UserError
 from .heartbeat import CONTINUE_HINT, Failure, Heartbeat
 from .ranks import LEADER_RANK, RankInfo
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `--help` and usage errors must not wait for torch
     import torch
     from torch import Tensor
 

@@ -1,7 +1,4 @@
-"""Rank of this process, read from the environment.
-
-torchrun, or any other launcher, sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-"""
+"""Rank of this process, from the environment that torchrun or another launcher sets."""
 
 import os
 from dataclasses import dataclass

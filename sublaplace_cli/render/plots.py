@@ -1,8 +1,6 @@
 """Pictures of a result: W2 and coverage over k, calibration, σ against σ_full, the layers of each sub-network.
 
 To add one: write `name(result, figures) -> Figure` here and add a line to `catalog.PICTURES`.
-Needs matplotlib (extra [plot]) but no screen. Colours are those of Okabe and Ito, which colour-blind readers can tell
-apart; every line also has its own marker.
 """
 
 import io
@@ -20,6 +18,7 @@ from ..results.figures import Figures
 from ..results.metric_table import METRICS, NOMINAL, Metric
 from ..results.result import Result, Row, SweepResult
 
+# Of Okabe and Ito: colour-blind readers can tell them apart. Every line also has its own marker.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
 MARKERS = ("o", "s", "^", "v", "D", "P", "X", "<")
 DASHES = ("--", "-.", ":", (0, (1, 1, 4, 1)), (0, (6, 2)), (0, (3, 1, 1, 1, 1, 1)))

@@ -1,7 +1,6 @@
 """Result formats: functions from a result to text.
 
 To add one: write `name(answer) -> str` here, add it to `catalog.FORMATS`, add a test with a real reader.
-The result of `evaluate` is a table of its rows; a listing is a table of names and values.
 """
 
 import csv

@@ -1,7 +1,6 @@
 """Every metric of a result row: name, definition, direction, where it is shown.
 
-To add one: write its function in `core/metrics.py` and add one entry here. JSON, tables, the gate, baselines, means
-over runs and the HTML report pick it up.
+To add one: write its function in `core/metrics.py` and add one entry here; every format, gate and mean picks it up.
 """
 
 from dataclasses import dataclass

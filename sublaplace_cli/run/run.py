@@ -17,9 +17,8 @@ from .. import __version__
 from .. import device as devices
 from ..core.jacobian.capture import SAMPLE_ROWS, prepare_capture
 from ..core.likelihoods import Likelihood
-from ..core.network.digest import network_digest
 from ..core.network.forward import last_linear
-from ..core.network.layout import Layout
+from ..core.network.layout import Layout, network_digest
 from ..core.posterior.rescale import Kind
 from ..core.workers import WorkerGroup
 from ..errors import UserError

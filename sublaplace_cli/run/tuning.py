@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ..core.jacobian.rows import Jacobian
 from ..core.omega.gram import gram
-from ..core.omega.row_sums import column_chunks, row_norms
-from ..core.omega.weighting import weigh_columns
+from ..core.omega.row_sums import column_chunks, row_norms, weigh_columns
 from ..core.posterior.full import full_bytes
 from ..core.tuning import marglik, nll
 from ..core.tuning.marglik import Evidence, Optimum, maximise

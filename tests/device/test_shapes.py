@@ -26,8 +26,7 @@ from sublaplace_cli.core.likelihoods.binary import Binary
 from sublaplace_cli.core.linalg import solve_lower, solve_lower_transposed
 from sublaplace_cli.core.network.layout import Layout
 from sublaplace_cli.core.omega.precision import Precision
-from sublaplace_cli.core.omega.row_sums import row_norms
-from sublaplace_cli.core.omega.weighting import weigh_columns
+from sublaplace_cli.core.omega.row_sums import row_norms, weigh_columns
 from sublaplace_cli.core.posterior.diagonal import DiagonalPosterior
 from sublaplace_cli.core.posterior.subnet_primal import SubnetPrimal
 

@@ -1,7 +1,4 @@
-"""Network + rows → outputs and Jacobian blocks: formulas where a layer has one, the general path for the rest.
-
-Before each run the formulas are compared with plain autograd; a layer that fails takes the general path, with a note.
-"""
+"""Network + rows → outputs and Jacobian blocks: formulas where a layer has one, the general path for the rest."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -120,7 +117,7 @@ class Capture:
 
 
 def prepare_capture(model: nn.Module, layout: Layout, sample: Inputs, memory: int) -> Capture:
-    """Check the network on a few rows and decide how to differentiate it."""
+    """Check the network on a few rows, and use the formulas that agree there with plain autograd."""
     C = require_sound_network(model, sample).shape[1]
     few = evenly_spaced(sample, CHECKED_ROWS)
     # A random u checks all of J at once: an error that it misses would have to be orthogonal to u.

@@ -1,7 +1,4 @@
-"""A convolution's weight: stored as (inputs, output gradients), written out for most results.
-
-The gradient is the convolution of a row's inputs with its output gradients: one grouped convolution for a whole batch.
-"""
+"""A convolution's weight, stored as (inputs, output gradients): their convolution is the gradient of a row."""
 
 import itertools
 import math
@@ -39,7 +36,7 @@ class Geometry:
         """Gradients of each row (m, C_out, C_in / groups, kernel…) from inputs (m, C_in, …) and δ (m, C_out, …)."""
         m = len(inputs)
         like = inputs.new_empty(m * self.weight_shape[0], *self.weight_shape[1:])
-        a = inputs.reshape(1, -1, *inputs.shape[2:])
+        a = inputs.reshape(1, -1, *inputs.shape[2:])  # the whole batch as one grouped convolution
         delta = deltas.reshape(1, -1, *deltas.shape[2:])
         settings = (self.stride, self.padding, self.dilation, False, [0] * len(self.stride), m * self.groups)
         wanted = [False, True, False]

@@ -1,8 +1,7 @@
 """Layers whose gradients have a formula: from their inputs and output gradients to blocks.
 
-To add one: write `name(layer, spans, a, deltas) -> blocks`, add it to `FORMULAS` and a case to the tests. Where the
-formula does not cover all settings of such a layer, add a line to `has_formula`. Every run compares the formulas with
-plain autograd on a few rows.
+To add one: write `name(layer, spans, a, deltas) -> blocks`, add it to `FORMULAS` and a case to the tests; where it does
+not cover all settings of such a layer, add a line to `has_formula`.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,6 @@
 """A linear layer z = W a + b: row n of its Jacobian is Σₜ δₙₜ ⊗ [aₙₜ, 1], and stays a pair (a, δ).
 
-With one position per row every result has a closed form that never forms δ ⊗ a. With several positions (tokens) the
-rows are written out, a piece at a time, where that needs fewer multiplications.
+With several positions (tokens) per row it is written out, a piece at a time, where that needs fewer multiplications.
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,6 @@
-"""Flat index ↔ (parameter name, position): `named_parameters()` order, each tensor row-major."""
+"""Flat index ↔ (parameter name, position): `named_parameters()` order, each tensor row-major. Digest of a network."""
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -87,3 +88,13 @@ class Layout:
         """θ as one float64 vector (p,)."""
         tensors = dict(model.named_parameters())
         return torch.cat([tensors[parameter.name].detach().reshape(-1).double() for parameter in self.parameters])
+
+
+def network_digest(model: nn.Module) -> str:
+    """sha256 of all parameters and buffers by name, floating-point values as float32."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        values = tensor.detach().cpu().to(torch.float32 if tensor.is_floating_point() else torch.int64).contiguous()
+        digest.update(f"{name} {list(values.shape)} {values.dtype}\n".encode())
+        digest.update(values.numpy().tobytes())
+    return digest.hexdigest()

@@ -1,7 +1,4 @@
-"""Gram matrices J V⁻¹ J′ᵀ in tiles of rows, within a memory budget.
-
-They need rows of two workers at a time, so they are computed in strips of rows, each by one worker.
-"""
+"""Gram matrices J V⁻¹ J′ᵀ in tiles of rows, within a memory budget; each strip of rows is computed by one worker."""
 
 import itertools
 import math

@@ -17,7 +17,7 @@ from ..jacobian.rows import Jacobian
 from ..jacobian.sharded import some_rows
 from ..linalg import solve_lower, solve_lower_transposed
 from .precision import Precision
-from .weighting import weigh_columns
+from .row_sums import weigh_columns
 
 SAMPLE = 16  # rows, evenly spaced
 BOUND = 1e-3  # largest relative error of a variance

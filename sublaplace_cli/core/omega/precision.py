@@ -13,8 +13,7 @@ from ..network.layout import Layout
 from ..progress import NoProgress, ProgressFactory
 from . import residuals
 from .gram import gram_strips
-from .row_sums import column_chunks, column_products, squared_gradients
-from .weighting import weigh_columns, weighted_columns
+from .row_sums import column_chunks, column_products, squared_gradients, weigh_columns, weighted_columns
 
 
 @dataclass(frozen=True)

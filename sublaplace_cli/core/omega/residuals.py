@@ -8,7 +8,7 @@ from torch import Tensor
 from ..jacobian.rows import TILE_SHARE, Jacobian, block_groups, loaded, row_tiles
 from ..jacobian.sharded import ShardedJacobian, local_part, workers_of
 from ..workers import LEADER, collective
-from .weighting import weigh_rows
+from .row_sums import weigh_rows
 
 
 @collective

@@ -1,7 +1,4 @@
-"""Sums over the rows of a Jacobian, within a memory budget: squared gradients, Jᵀu, norms, columns.
-
-Where several workers hold the rows, each sums its own rows and the leader gets the total (`collective`).
-"""
+"""Sums over the rows of a Jacobian, with and without output weights W; each worker sums its own rows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +13,8 @@ from ..jacobian.rows import Jacobian, loaded, row_tiles
 from ..jacobian.sharded import ShardedJacobian, local_part, workers_of
 from ..progress import NoProgress, ProgressFactory
 from ..workers import LEADER, collective
-from .weighting import weighted_columns
+
+WEIGHTED_ROWS = 1024  # rows of a matrix that are weighted at a time
 
 
 @collective
@@ -129,9 +127,7 @@ class BlockPositions:
     @classmethod
     def of(cls, blocks: Sequence[Block], S: Tensor) -> Self:
         rising, order = S.sort()
-        starts = torch.tensor(
-            [*(block.start for block in blocks), blocks[-1].start + blocks[-1].width], device=S.device
-        )
+        starts = torch.tensor([*(block.start for block in blocks), blocks[-1].span.stop], device=S.device)
         cuts = torch.searchsorted(rising, starts).tolist()
         held = [i for i, (a, b) in enumerate(pairwise(cuts)) if a < b]
         in_order = bool((order[1:] > order[:-1]).all())
@@ -148,3 +144,29 @@ class BlockPositions:
             done += len(local)
         # Reordering contiguous columns once is faster than writing each to its final position.
         return J_S if self.back is None else J_S.index_select(0, self.back)
+
+
+def weigh_columns(K: Tensor, W: Tensor, in_place: bool = False) -> Tensor:
+    """K with its columns (n, c) multiplied by Wₙ: (r, N·C) → (r, N·C)."""
+    N, C, _ = W.shape
+    if C == 1:
+        return K.mul_(W.reshape(1, N)) if in_place else K * W.reshape(1, N)
+    result = K if in_place else torch.empty_like(K)
+    for top in range(0, len(K), WEIGHTED_ROWS):  # a few rows at a time: K may be as large as memory allows
+        rows = slice(top, top + WEIGHTED_ROWS)
+        result[rows] = torch.einsum("rnc,ncd->rnd", K[rows].reshape(-1, N, C), W).reshape(-1, N * C)
+    return result
+
+
+def weigh_rows(w: Tensor, W: Tensor) -> Tensor:
+    """Wₙ wₙ for coefficients of weighted rows: (N·C, r) → (N·C, r)."""
+    N, C, _ = W.shape
+    return torch.einsum("ncd,ndr->ncr", W, w.reshape(N, C, -1)).reshape(N * C, -1)
+
+
+def weighted_columns(J_S: Tensor, scale: Tensor, root: Tensor | None, start: int) -> Tensor:
+    """A′ᵀ (k, m·C) from J_Sᵀ of the rows from `start` on, in place."""
+    J_S.mul_(scale.unsqueeze(1))
+    if root is not None:
+        weigh_columns(J_S, root[start : start + J_S.shape[1] // root.shape[1]], in_place=True)
+    return J_S

@@ -1,7 +1,6 @@
-"""Posteriors: each is one file, and all have `variance(jacobian)` and `freedom`.
+"""Posteriors, one file each, in the prior's metric: with A′ = A V^(−½) and g′ = V^(−½) g, Ω becomes I + A′ᵀA′.
 
-They work in the prior's metric, A′ = A V^(−½) and g′ = V^(−½) g, so that Ω becomes I + A′ᵀA′ and unequal priors cost no
-digits. Fitting factorises once; `variance` only solves.
+So unequal priors cost no digits. Fitting factorises once; `variance` only solves.
 """
 
 from typing import Protocol

@@ -13,6 +13,9 @@ from torch import Tensor
 from ..jacobian.rows import Jacobian, row_tiles
 from ..network.layout import Layout
 
+# Eigenvectors of A and B, and the data's part of the precision in them (d_out, d_in) or (d_out, 1).
+Turned = tuple[Tensor | None, Tensor, Tensor]
+
 
 @dataclass(frozen=True)
 class Factors:
@@ -20,15 +23,6 @@ class Factors:
 
     A: Tensor | None
     B: Tensor
-
-
-@dataclass(frozen=True)
-class _Turned:
-    """Eigenvectors, and the data's part of the precision in them (d_out, d_in) or (d_out, 1)."""
-
-    into: Tensor | None
-    out: Tensor
-    data: Tensor
 
 
 @dataclass(frozen=True)
@@ -46,14 +40,14 @@ class KroneckerPosterior:
         priors = {parameter.name: float(self.prior[parameter.offset]) for parameter in self.layout.parameters}
         total = 0.0
         for name, factors in self.factors.items():
-            data = _turn(factors).data
+            _, _, data = _turned(factors)
             total += float((data / (data + priors[name])).sum())
         return total
 
     def variance(self, jacobian: Jacobian) -> Tensor:
         """gᵀ(KFAC + V)⁻¹g."""
         M, C = jacobian.outputs.shape
-        turned = {name: _turn(factors) for name, factors in self.factors.items()}
+        turned = {name: _turned(factors) for name, factors in self.factors.items()}
         variance = torch.zeros(M * C, dtype=torch.float64, device=jacobian.outputs.device)
         for a, b in row_tiles(jacobian, self.memory):
             for block in jacobian.load(a, b):
@@ -70,20 +64,20 @@ class KroneckerPosterior:
         return variance.reshape(M, C)
 
 
-def _turn(factors: Factors) -> _Turned:
+def _turned(factors: Factors) -> Turned:
     beta, out = torch.linalg.eigh(factors.B.double())
     beta = beta.clamp(min=0.0)
     if factors.A is None:
-        return _Turned(None, out, beta.unsqueeze(1))
+        return None, out, beta.unsqueeze(1)
     alpha, into = torch.linalg.eigh(factors.A.double())
-    return _Turned(into, out, torch.outer(beta, alpha.clamp(min=0.0)))
+    return into, out, torch.outer(beta, alpha.clamp(min=0.0))
 
 
-def _quadratic(g: Tensor, turned: _Turned | None, prior: Tensor) -> Tensor:
+def _quadratic(g: Tensor, turned: Turned | None, prior: Tensor) -> Tensor:
     """gᵀ(…)⁻¹g of one parameter for rows g (m, size) → (m,)."""
     if turned is None:
         return (g.square() / prior).sum(1)
-    G = g.reshape(len(g), len(turned.out), -1)  # (m, d_out, d_in)
-    G = torch.einsum("oi,moj->mij", turned.out, G)
-    G = G if turned.into is None else G @ turned.into
-    return (G.square() / (turned.data + prior[0])).sum(dim=(1, 2))
+    into, out, data = turned
+    G = torch.einsum("oi,moj->mij", out, g.reshape(len(g), len(out), -1))  # (m, d_out, d_in)
+    G = G if into is None else G @ into
+    return (G.square() / (data + prior[0])).sum(dim=(1, 2))

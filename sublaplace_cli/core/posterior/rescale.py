@@ -1,7 +1,4 @@
-"""Rescaling a sub-network's variance, too small by Theorem 1: one or two numbers that are fitted to the full posterior.
-
-They are fitted on the training rows, using each row's variance when that row is left out, in closed form.
-"""
+"""Rescaling a sub-network's variance, too small by Theorem 1, by one or two numbers fitted to the full posterior."""
 
 import math
 from dataclasses import dataclass

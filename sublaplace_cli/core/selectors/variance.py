@@ -12,8 +12,7 @@ from torch import Tensor
 from ..jacobian.rows import Jacobian
 from ..linalg import solve_lower, solve_lower_transposed
 from ..omega.precision import Precision
-from ..omega.row_sums import column_chunks, pull, squared_gradients
-from ..omega.weighting import weigh_rows
+from ..omega.row_sums import column_chunks, pull, squared_gradients, weigh_rows
 from . import Selection, SelectionProblem, largest
 from .greedy import require_sound
 from .pool import candidates_of, check_pool

@@ -5,9 +5,8 @@ from ..core.selectors import SelectorFacts
 from ..errors import UserError
 from ..files.networks.imports import load_function
 from ..run.job import Choice, Job
+from ..run.output_files import check_predictions, protect_inputs
 from ..run.run import Run
-from ..run.user_files.output_files import protect_inputs
-from ..run.user_files.predictions_file import check_predictions
 from .sweep import is_sweep
 
 

@@ -10,15 +10,14 @@ from ..core.posterior.bounds import Bracket, bracket, require_not_larger
 from ..core.prediction import Absent, Comparison, Prediction
 from ..files.artifacts.run_folder import file_stem
 from ..results.result import Result
+from ..run.input_files import oracle_outputs
 from ..run.job import Choice
-from ..run.posteriors import fit, paths, variant
-from ..run.predictions import predict
+from ..run.posteriors import paths, predict, variant
 from ..run.problem import Problem, open_problem
 from ..run.references import ReferenceInputs
 from ..run.references.full import full_prediction
 from ..run.run import Run
 from ..run.selections import select
-from ..run.user_files.oracle import oracle_outputs
 from .measuring import measured_row, setup_of
 
 DEFAULT_FULL_ROWS = 4000
@@ -53,7 +52,7 @@ def evaluate(run: Run) -> Evaluation:
     predictions: dict[Choice, Prediction] = {}
     chosen = select(problem, subnets) if subnets else {}
     for path in paths(list(chosen.values())):
-        made = predict(problem, path, lambda path=path: fit(problem, path), known)  # type: ignore[misc]
+        made = predict(problem, path, known)
         by_digest = {own.digest: prediction for own, prediction in zip(path, made, strict=True)}
         predictions |= {choice: by_digest[own.digest] for choice, own in chosen.items() if own.digest in by_digest}
     for choice in run.choices:

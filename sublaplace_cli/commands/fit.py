@@ -5,11 +5,11 @@ from typing import Any
 from ..catalog import FULL
 from ..core.posterior.full import FullPosterior
 from ..core.posterior.subnet import SubnetPosterior
+from ..run.input_files import read_indices
 from ..run.posteriors import fit as fit_path
 from ..run.problem import open_problem
 from ..run.run import Run
 from ..run.selections import select
-from ..run.user_files.indices_file import read_indices
 
 
 def fit(run: Run) -> dict[str, Any]:

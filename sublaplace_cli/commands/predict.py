@@ -13,9 +13,9 @@ from ..core.prediction import Absent, Comparison, Prediction
 from ..errors import UserError
 from ..files.artifacts.artifact import Artifact
 from ..results.result import Result
+from ..run.input_files import oracle_outputs
 from ..run.posteriors import Fitted, read_fitted, read_prior
 from ..run.run import Run, parameter_table
-from ..run.user_files.oracle import oracle_outputs
 from .evaluate import Evaluation
 from .measuring import measured_row, setup_of
 

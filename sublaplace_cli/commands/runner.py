@@ -21,11 +21,10 @@ from ..results.gate import judge
 from ..results.result import Answer, Listing, Result, json_text
 from ..results.sweep import combine, combine_plans
 from ..run.job import Job
+from ..run.output_files import Line, check_outputs, prediction_lines, write_lines, write_tensors
 from ..run.posteriors import scales_of
 from ..run.rows.row_storage import follow
 from ..run.run import Run, open_run
-from ..run.user_files.output_files import check_outputs
-from ..run.user_files.predictions_file import Line, prediction_lines, write_lines, write_tensors
 from .early_checks import check_run, check_sweep
 from .evaluate import Evaluation, evaluate
 from .figures import figures_of

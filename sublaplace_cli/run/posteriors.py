@@ -1,4 +1,4 @@
-"""Posteriors of sub-networks with their rescaling, stored and reused."""
+"""Posteriors of sub-networks with their rescaling, and their predictions, stored and reused."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,17 +9,20 @@ import torch
 from torch import Tensor
 
 from ..core.network.layout import Layout
-from ..core.posterior.path import fit_path
-from ..core.posterior.rescale import Kind, Rescale, rescale_to_full
+from ..core.omega.row_sums import column_chunks
+from ..core.posterior.path import fit_path, path_variances
+from ..core.posterior.rescale import Kind, Rescale, outside_norms, rescale_to_full, rescaled_draws
 from ..core.posterior.subnet import SubnetPosterior
 from ..core.posterior.subnet_dual import SubnetDual
 from ..core.posterior.subnet_primal import SubnetPrimal
+from ..core.prediction import Comparison, Prediction
 from ..core.selectors import checked
 from ..files.artifacts.artifact import Artifact
 from ..files.artifacts.run_folder import file_stem
 from ..files.data.datasets import MeanStd, Scales, Split
 from .problem import Problem, posterior_facts, warn_if_ill_conditioned
 from .project import prior_vector
+from .run import Run
 from .selections import Chosen
 from .store import Content, Key
 
@@ -148,3 +151,84 @@ def _scale(artifact: Artifact, side: str) -> MeanStd | None:
     mean, std = (np.asarray(artifact.tensor(f"{side}_{what}").numpy()) for what in ("mean", "std"))
     shape = tuple(artifact.meta["scale_shapes"][side])
     return MeanStd(mean.reshape(shape), std.reshape(shape))
+
+
+def predict(problem: Problem, path: Sequence[Chosen], known: Comparison) -> list[Prediction]:
+    """Predictions of sub-networks, each a prefix of the next one."""
+    run = problem.run
+    keys = [prediction_key(run, chosen.method, chosen.k, chosen) for chosen in path]
+
+    def read(artifact: Artifact) -> Prediction | None:
+        chosen = next(chosen for chosen in path if chosen.digest == artifact.meta["inputs"]["indices"])
+        return read_prediction(run, artifact, problem.rows.test.jacobian.outputs, chosen.indices)
+
+    def write(prediction: Prediction) -> Content:
+        return content_of(prediction, known)
+
+    if run.job.posterior.samples is not None:  # draws are not stored: nothing to reuse
+        with run.store.timed("predict"):
+            made = _predictions(problem, path, fit(problem, path), list(range(len(path))))
+        return [run.store.put(key, prediction, write).value for key, prediction in zip(keys, made, strict=True)]
+    stored = run.store.get_all(
+        keys, lambda missing: _predictions(problem, path, fit(problem, path), missing), read, write
+    )
+    return [prediction.value for prediction in stored]
+
+
+def prediction_key(run: Run, method: str, k: int, chosen: Chosen | None = None, step: str = "predict") -> Key:
+    """The artifact key of a method's predictions; `chosen` is the sub-network that they use."""
+    name = file_stem("predictions", method, k)
+    inputs = {} if chosen is None else {"indices": chosen.digest}
+    name = name if chosen is None else variant(name, run.rescale)
+    return Key("predictions", name, inputs, {"method": method, "k": k}, step)
+
+
+def read_prediction(run: Run, artifact: Artifact, mean: Tensor, indices: Tensor | None = None) -> Prediction | None:
+    """A stored prediction; None if it lacks the comparison with the full posterior."""
+    meta = artifact.meta
+    if run.job.compares_with_full and "std_full" not in meta["tensors"]:
+        return None
+    variance = artifact.tensor("variance", tuple(mean.shape)).to(run.device)
+    rescale = Rescale(meta["rescale"], meta["remainder"])
+    return Prediction(meta["method"], meta["k"], mean, variance, meta["freedom"], rescale, indices)
+
+
+def content_of(prediction: Prediction, known: Comparison) -> Content:
+    """Mean, std, std_full and target of each test row and output; the variance has all its digits."""
+    tensors = {"mean": prediction.mean, "std": prediction.std, "variance": prediction.variance}
+    if known.std_full is not None:
+        tensors["std_full"] = known.std_full
+    if known.targets is not None:
+        tensors["target"] = known.targets
+    rescale = prediction.rescale
+    return tensors, {"freedom": prediction.freedom, "rescale": rescale.c, "remainder": rescale.b}
+
+
+def _predictions(
+    problem: Problem, path: Sequence[Chosen], fitted: Sequence[Fitted], missing: list[int]
+) -> list[Prediction]:
+    """The missing predictions of a path; all are computed together, so no bit depends on which artifacts exist."""
+    run, test, prior = problem.run, problem.rows.test.jacobian, problem.hyperparameters.prior
+    variances = path_variances([each.posterior for each in fitted], test, run.memory)
+    predictions = []
+    for i in missing:
+        chosen, posterior, rescale = path[i], fitted[i].posterior, fitted[i].rescale
+        outside = torch.zeros_like(variances[i]).flatten()
+        if rescale.b:
+            outside = outside_norms(test, problem.test_norms, posterior.indices, prior, run.memory)
+        variance = rescale.apply(variances[i], outside.reshape(variances[i].shape))
+        samples = None if run.job.posterior.samples is None else _samples(problem, fitted[i], outside)
+        about = (posterior.freedom, rescale, chosen.indices, samples)
+        predictions.append(Prediction(chosen.method, chosen.k, test.outputs, variance, *about))
+    return predictions
+
+
+def _samples(problem: Problem, fitted: Fitted, outside: Tensor) -> Tensor:
+    """Draws of the outputs at the test rows (count, M, C)."""
+    run, test = problem.run, problem.rows.test.jacobian
+    count, seed = run.job.posterior.samples or 0, run.job.selection.seed
+    theta = fitted.posterior.draw(count, seed)
+    chunks = column_chunks(test, fitted.posterior.indices, run.memory)
+    draws = torch.cat([J_S.T @ theta for _, J_S in chunks])  # (M·C, count)
+    own = rescaled_draws(draws, fitted.rescale, outside, torch.Generator().manual_seed(seed + 1))
+    return test.outputs + own.T.reshape(count, *test.outputs.shape)

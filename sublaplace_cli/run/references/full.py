@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ...catalog import FULL
 from ...core.prediction import Comparison, Prediction
-from ..predictions import content_of, prediction_key, read_prediction
+from ..posteriors import content_of, prediction_key, read_prediction
 from ..problem import Problem
 from ..store import Content
 from . import ReferenceInputs

@@ -1,0 +1,86 @@
+"""Files that the command line or the spec names for reading: a selection made elsewhere, and the oracle."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.selectors import checked
+from ..errors import UserError
+from ..files.artifacts.artifact import open_artifact
+from ..files.artifacts.atomic import digest_of
+from ..files.data.datasets import read_matrix
+from ..files.spec.models import OracleSpec
+from .rows.input_reader import InputReader
+from .run import Run, parameter_table
+from .selections import Chosen
+
+
+def read_indices(run: Run, path: Path) -> Chosen:
+    """An indices artifact of the same weights and data, or a plain list of numbers."""
+    if not path.is_file():
+        raise UserError(f"--indices {path}: no such file")
+    if path.suffix == ".safetensors":
+        return _from_artifact(run, path)
+    try:
+        numbers = (
+            np.load(path, allow_pickle=False) if path.suffix == ".npy" else np.loadtxt(path, dtype=np.int64, ndmin=1)
+        )
+        indices = torch.from_numpy(numbers.astype(np.int64, casting="same_kind"))
+    except (ValueError, OSError, EOFError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"--indices {path}: {error}",
+            hint="expected an indices-*.safetensors, a .npy, or one flat index per line",
+        ) from error
+    indices = checked(indices, run.layout.size, str(path)).to(run.device)
+    digest = digest_of(indices.tolist())
+    return Chosen(f"indices-{digest[:8]}", indices, digest)
+
+
+def _from_artifact(run: Run, path: Path) -> Chosen:
+    artifact = open_artifact(path, "indices")
+    for what in ("weights", "data"):
+        if artifact.meta[f"{what}_sha256"] != run.store.identity[what]:
+            raise UserError(
+                f"--indices {path}: it was chosen for other {what}",
+                hint="choose again with: sublaplace select; or save the flat indices as a plain .npy or .txt file",
+            )
+    if artifact.meta["parameters"] != parameter_table(run.layout):
+        raise UserError(f"--indices {path}: its parameter table is not that of this model")
+    indices = checked(artifact.tensor("indices"), run.layout.size, str(path)).to(run.device)
+    return Chosen(artifact.meta["method"], indices, artifact.digest)
+
+
+def oracle_outputs(run: Run) -> Tensor | None:
+    """f of the oracle at the test rows (M, C) float64; None if the spec names none."""
+    oracle = run.project.spec.oracle
+    if oracle is None:
+        return None
+    f = _from_network(run, oracle) if oracle.predictions is None else _from_file(run, oracle.predictions, oracle.array)
+    expected = (len(run.split("test")), run.passes.n_outputs)
+    if tuple(f.shape) != expected:
+        raise UserError(
+            f"oracle: its outputs have the shape {tuple(f.shape)}, expected {expected} (test rows, outputs)",
+            hint="for a ten-class oracle of a binary task add oracle.wrap: {binary-logodds: {classes: […]}}",
+        )
+    if not bool(torch.isfinite(f).all()):
+        raise UserError("oracle: its outputs are not all finite")
+    return f.to(run.device)
+
+
+def _from_network(run: Run, oracle: OracleSpec) -> Tensor:
+    network = run.project.load_network(oracle.as_model(run.project.spec.model), "oracle")
+    model, split = network.module.eval().to(device=run.device, dtype=run.dtype), run.split("test")
+    return InputReader.for_model(model, split, run.device).outputs(model, split)
+
+
+def _from_file(run: Run, predictions: str, array: str | None) -> Tensor:
+    field, split = "oracle.predictions", run.split("test")
+    path = run.project.resolve(predictions, field)
+    values = np.asarray(read_matrix(path, array, field, run.memory), dtype=np.float64)
+    values = values.reshape(len(values), -1)
+    if len(values) != len(split) and len(values) == split.source_rows:
+        run.reporter.note(f"oracle: {path.name} has all {len(values)} rows of the test file; using those of the split")
+        values = values[split.rows]
+    return torch.from_numpy(values)

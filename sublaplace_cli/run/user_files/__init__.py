@@ -1,1 +1,0 @@
-"""Files that the command line or the spec names: the oracle, a selection, and the output files."""

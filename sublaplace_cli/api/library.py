@@ -166,19 +166,15 @@ def select(omega: Precision, method: str = "gradient", k: int = 1000, *, pool: s
         raise UserError(f"k = {k} is out of range: the network has {omega.layout.size} trainable parameters")
     pattern = method.removeprefix(NAMES_PREFIX) if entry is BY_NAME else None
     rows = omega.jacobian
-    last = rows.last_linear if isinstance(rows, (NetworkJacobian, StreamedJacobian)) else ()
+    last = rows.last_linear if isinstance(rows, NetworkRows) else ()
     if (check := load_check(entry)) is not None:
         check(SelectorFacts(omega.layout, last, pool, pattern), k if entry.takes_k else None)
     diagonal = omega.data_diagonal()
-    problem = SelectionProblem(omega, diagonal, diagonal, _parameters(rows, diagonal), last, seed, pool)
+    theta = torch.full_like(diagonal, float("nan"))  # of an unknown network
+    if isinstance(rows, NetworkRows):
+        theta = rows.layout.flatten(rows.capture.model)
+    problem = SelectionProblem(omega, diagonal, diagonal, theta, last, seed, pool)
     return load(entry.entry)(problem, k if pattern is None else pattern)
-
-
-def _parameters(rows: Jacobian, like: Tensor) -> Tensor:
-    """θ (p,); NaN if the network is not known."""
-    if isinstance(rows, (NetworkJacobian, StreamedJacobian)):
-        return rows.layout.flatten(rows.capture.model)
-    return torch.full_like(like, float("nan"))
 
 
 def fit(
@@ -196,8 +192,7 @@ def fit(
     if rescale == "none":
         return posterior
     norms = row_norms(omega.jacobian, omega.prior, omega.memory)
-    full = left_out(fit_full(omega), omega)
-    found = rescale_to_full(posterior, rescale, omega, full, norms)
+    found = rescale_to_full(posterior, rescale, omega, left_out(fit_full(omega), omega), norms)
     return RescaledPosterior(posterior, found, omega.prior, omega.memory)
 
 

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,18 +12,17 @@ from torch import Tensor, nn
 
 from .. import device as devices
 from ..architectures.binary_logodds import add_binary_logodds
-from ..catalog import FULL
 from ..core.column_pass import ColumnPass
 from ..core.jacobian.capture import SAMPLE_ROWS, Capture, prepare_capture
 from ..core.network.forward import Inputs, evenly_spaced, map_inputs, row_count
 from ..core.network.layout import Layout, network_digest
-from ..core.omega.row_sums import columns_of_blocks
 from ..errors import UserError
-from ..files.artifacts.artifact import Artifact, open_artifact
+from ..files.artifacts.artifact import Artifact
 from ..files.data.datasets import Preparation
 from ..files.data.transforms import compile_steps
 from ..files.spec.data import DataSpec
-from ..run.posteriors import Fitted, read_fitted, read_prior, scales_of
+from ..run.posteriors import Fitted, open_posterior, read_fitted, read_prior, scales_of
+from ..run.rows.passes import parts_of
 from ..run.run import parameter_table
 
 ROWS_PER_PASS = 256
@@ -71,7 +69,7 @@ class Predictor:
         return (mean[0], std[0]) if single else (mean, std)
 
     def _is_single(self, rows: Inputs) -> bool:
-        found = [tuple(tensor.shape) for tensor in _tensors(rows)]
+        found = [tuple(tensor.shape) for tensor in parts_of(rows)]
         if found == self._shapes:
             return True
         if [shape[1:] for shape in found] == self._shapes and len({shape[:1] for shape in found}) == 1 and found[0][0]:
@@ -105,10 +103,8 @@ def _some_columns(
 def _all_columns(capture: Capture, fitted: Fitted, prior: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """(f, std) where the remainder b·‖g outside S‖² needs all gradients."""
     captured, posterior = capture(inputs), fitted.posterior
-    J_S = columns_of_blocks(captured.blocks, posterior.indices, captured.f.numel())
-    norms: Any = sum(block.norms(prior[block.span]) for block in captured.blocks)
-    inside = (J_S * posterior.prior.rsqrt().unsqueeze(1)).square_().sum(0)
-    variance = fitted.rescale.apply(posterior.column_variance(J_S), (norms - inside).clamp(min=0.0))
+    J_S, outside = fitted.columns(captured, prior)
+    variance = fitted.rescale.apply(posterior.column_variance(J_S), outside)
     return captured.f, variance.clamp(min=0.0).sqrt().reshape(captured.f.shape)
 
 
@@ -123,13 +119,8 @@ def load_predictor(path: str | Path, model: nn.Module) -> Predictor:
     >>> mean.shape == std.shape
     True
     """
-    artifact = open_artifact(Path(path), "posterior")
+    artifact = open_posterior(Path(path), str(path))
     meta = artifact.meta
-    if meta["method"] == FULL:
-        raise UserError(
-            f"{path}: the full posterior cannot predict without its training rows",
-            hint="use one over a sub-network: sublaplace fit --method gradient --k 1000",
-        )
     if "serving" not in meta:
         raise UserError(f"{path}: it was written by an older version", hint="fit it again with: sublaplace fit --force")
     if meta["parameters"] != parameter_table(Layout.of(model)):
@@ -137,12 +128,6 @@ def load_predictor(path: str | Path, model: nn.Module) -> Predictor:
     if meta["serving"]["network_sha256"] != network_digest(model):
         raise UserError(f"{path}: it was fitted for other weights", hint="load the checkpoint that it was fitted for")
     return Predictor(artifact, model)
-
-
-def _tensors(inputs: Inputs) -> list[Tensor]:
-    return (
-        list(inputs.values()) if isinstance(inputs, dict) else list(inputs) if isinstance(inputs, tuple) else [inputs]
-    )
 
 
 def _cut(inputs: Inputs, start: int) -> Inputs:

@@ -1,13 +1,9 @@
 """`sublaplace evaluate --posterior FILE`: predictions on new data from a posterior alone, without its training rows."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from ..core.jacobian.rows import TILE_SHARE
-from ..core.omega.row_sums import columns_of_blocks
 from ..core.posterior.rescale import rescaled_draws
 from ..core.prediction import Absent, Comparison, Prediction
 from ..errors import UserError
@@ -72,29 +68,18 @@ def _predict(run: Run, fitted: Fitted, prior: Tensor) -> tuple[Tensor, Tensor, T
     theta = None if count is None else posterior.draw(count, seed)
     generator = torch.Generator().manual_seed(seed + 1)
     fs, variances, draws = [], [], []
-    for f, J_S, outside in _rows(run, fitted, prior):
-        if theta is not None:
-            draws.append(rescaled_draws(J_S.T @ theta, rescale, outside, generator))
-        variances.append(rescale.apply(posterior.column_variance(J_S), outside).reshape(f.shape))
-        fs.append(f)
-    f = torch.cat(fs)
-    samples = f + torch.cat(draws).T.reshape(-1, *f.shape) if draws else None
-    return f, torch.cat(variances), samples
-
-
-def _rows(run: Run, fitted: Fitted, prior: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """(f (m, C), J_Sᵀ (k, m·C), ‖g outside S‖² (m·C,)) of every pass over the test rows."""
-    split, posterior = run.split("test"), fitted.posterior
-    room = run.memory // TILE_SHARE // (16 * run.passes.n_outputs * len(posterior.indices))
+    split, C = run.split("test"), run.passes.n_outputs
+    room = run.memory // TILE_SHARE // (16 * C * len(posterior.indices))
     step = max(1, min(run.passes.rows_per_pass(split), room))
-    scale = posterior.prior.rsqrt().unsqueeze(1)
     with run.store.timed("predict"), run.reporter.progress("predictions of the test rows", len(split)) as progress:
         for start in range(0, len(split), step):
             captured = run.passes(split, start, min(start + step, len(split)))
-            J_S = columns_of_blocks(captured.blocks, posterior.indices, captured.f.numel())
-            outside = torch.zeros(captured.f.numel(), dtype=torch.float64, device=run.device)
-            if fitted.rescale.b:
-                norms: Any = sum(block.norms(prior[block.span]) for block in captured.blocks)
-                outside = (norms - (J_S * scale).square_().sum(0)).clamp(min=0.0)
-            yield captured.f, J_S, outside
+            J_S, outside = fitted.columns(captured, prior)
+            if theta is not None:
+                draws.append(rescaled_draws(J_S.T @ theta, rescale, outside, generator))
+            variances.append(rescale.apply(posterior.column_variance(J_S), outside).reshape(captured.f.shape))
+            fs.append(captured.f)
             progress.advance(len(captured.f))
+    f = torch.cat(fs)
+    samples = f + torch.cat(draws).T.reshape(-1, *f.shape) if draws else None
+    return f, torch.cat(variances), samples

@@ -6,11 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from ..catalog import FULL
 from ..core.workers import SINGLE_WORKER, WorkerGroup
 from ..device import OUT_OF_MEMORY
 from ..errors import UserError
-from ..files.artifacts.artifact import Artifact, open_artifact
+from ..files.artifacts.artifact import Artifact
 from ..files.artifacts.atomic import replacing, write_text
 from ..files.spec.loading import LoadedSpec
 from ..files.spec.models import limits_of
@@ -22,7 +21,7 @@ from ..results.result import Answer, Listing, Result, json_text
 from ..results.sweep import combine, combine_plans
 from ..run.job import Job
 from ..run.output_files import Line, check_outputs, prediction_lines, write_lines, write_tensors
-from ..run.posteriors import scales_of
+from ..run.posteriors import open_posterior, scales_of
 from ..run.rows.row_storage import follow
 from ..run.run import Run, open_run
 from .early_checks import check_run, check_sweep
@@ -133,12 +132,7 @@ def _posterior(job: Job) -> tuple[Artifact | None, Any]:
     """The posterior from --posterior and the scales of its rows; nothing if the job fits its own."""
     if job.posterior.posterior is None:
         return None, None
-    artifact = open_artifact(job.posterior.posterior, "posterior")
-    if artifact.meta["method"] == FULL:
-        raise UserError(
-            f"--posterior {artifact.path}: the full posterior cannot predict without its training rows",
-            hint="use one over a sub-network: sublaplace fit --method gradient --k 1000",
-        )
+    artifact = open_posterior(job.posterior.posterior, f"--posterior {job.posterior.posterior}")
     return artifact, scales_of(artifact)
 
 

@@ -12,7 +12,7 @@ from ..files.artifacts.artifact import open_artifact
 from ..files.artifacts.atomic import digest_of
 from ..files.data.datasets import read_matrix
 from ..files.spec.models import OracleSpec
-from .rows.input_reader import InputReader
+from .rows.passes import InputReader
 from .run import Run, parameter_table
 from .selections import Chosen
 

@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..catalog import FULL
+from ..core.jacobian.capture import Captured
 from ..core.network.layout import Layout
-from ..core.omega.row_sums import column_chunks
+from ..core.omega.row_sums import column_chunks, columns_of_blocks
 from ..core.posterior.path import fit_path, path_variances
 from ..core.posterior.rescale import Kind, Rescale, outside_norms, rescale_to_full, rescaled_draws
 from ..core.posterior.subnet import SubnetPosterior
@@ -17,7 +20,8 @@ from ..core.posterior.subnet_dual import SubnetDual
 from ..core.posterior.subnet_primal import SubnetPrimal
 from ..core.prediction import Comparison, Prediction
 from ..core.selectors import checked
-from ..files.artifacts.artifact import Artifact
+from ..errors import UserError
+from ..files.artifacts.artifact import Artifact, open_artifact
 from ..files.artifacts.run_folder import file_stem
 from ..files.data.datasets import MeanStd, Scales, Split
 from .problem import Problem, posterior_facts, warn_if_ill_conditioned
@@ -33,6 +37,16 @@ class Fitted:
 
     posterior: SubnetPosterior
     rescale: Rescale
+
+    def columns(self, captured: Captured, prior: Tensor) -> tuple[Tensor, Tensor]:
+        """J_Sᵀ (k, m·C) and ‖g outside S‖² (m·C,) of one pass; the norms are 0 if the rescaling does not need them."""
+        J_S = columns_of_blocks(captured.blocks, self.posterior.indices, captured.f.numel())
+        outside = torch.zeros(captured.f.numel(), dtype=torch.float64, device=captured.f.device)
+        if self.rescale.b:
+            norms: Any = sum(block.norms(prior[block.span]) for block in captured.blocks)
+            inside = (J_S * self.posterior.prior.rsqrt().unsqueeze(1)).square_().sum(0)
+            outside = (norms - inside).clamp(min=0.0)
+        return J_S, outside
 
 
 def paths(selections: Sequence[Chosen]) -> list[list[Chosen]]:
@@ -115,6 +129,17 @@ def _scales(split: Split) -> tuple[dict[str, list[int]], dict[str, Tensor]]:
             tensors[f"{side}_mean"] = torch.from_numpy(np.array(scale.mean, dtype=np.float64).reshape(-1))
             tensors[f"{side}_std"] = torch.from_numpy(np.array(scale.std, dtype=np.float64).reshape(-1))
     return shapes, tensors
+
+
+def open_posterior(path: Path, where: str) -> Artifact:
+    """The artifact of a sub-network's posterior; that of the full one is refused."""
+    artifact = open_artifact(path, "posterior")
+    if artifact.meta["method"] == FULL:
+        raise UserError(
+            f"{where}: the full posterior cannot predict without its training rows",
+            hint="use one over a sub-network: sublaplace fit --method gradient --k 1000",
+        )
+    return artifact
 
 
 def read_fitted(artifact: Artifact, n_params: int, n_outputs: int, device: torch.device, memory: int) -> Fitted:

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,8 +30,7 @@ from ..reporter import Reporter
 from ..sizes import format_bytes
 from .job import Choice, Job
 from .project import Project, identity_of, prior_vector, provenance_of
-from .rows.input_reader import InputReader, targets_of
-from .rows.passes import Passes
+from .rows.passes import InputReader, Passes, parts_of
 from .rows.row_shards import RowSource
 from .rows.row_storage import RowStorage
 from .store import Store
@@ -96,7 +96,9 @@ class Run:
         return self.splits.by_origin[self.splits.origins[name]]
 
     def targets(self, name: str) -> Tensor | None:
-        return targets_of(self.split(name), self.device)
+        """Numbers (N, C) float64, or classes (N,) int64."""
+        targets = self.split(name).targets
+        return None if targets is None else torch.from_numpy(np.array(targets)).to(self.device)
 
     def outputs(self, name: str) -> Tensor:
         """f of a split (N, C) by plain forward passes."""
@@ -117,11 +119,9 @@ class Run:
     @cached_property
     def serving(self) -> dict[str, Any]:
         """Metadata with which a posterior can predict without spec and data files."""
-        raw = self.split("train").raw
-        arrays = raw.values() if isinstance(raw, dict) else raw if isinstance(raw, tuple) else (raw,)
         return {
             "network_sha256": network_digest(self.passes.model),
-            "row_shapes": [list(array.shape[1:]) for array in arrays],
+            "row_shapes": [list(array.shape[1:]) for array in parts_of(self.split("train").raw)],
             "integers_as_floats": self.passes.reader.integers_as_floats,
         }
 

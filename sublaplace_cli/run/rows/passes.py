@@ -1,13 +1,86 @@
-"""One pass of the network over some rows: outputs and Jacobian blocks, in pieces after running out of memory."""
+"""Data rows as the network takes them, and its passes over them: outputs and Jacobian blocks."""
 
-from torch import nn
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from ... import device as devices
 from ...core.jacobian.capture import Capture, Captured, joined_passes
-from ...core.network.forward import map_inputs
-from ...files.data.datasets import Split
+from ...core.network.forward import Inputs, map_inputs, outputs
+from ...errors import SublaplaceError, UserError
+from ...files.data.datasets import ArrayInputs, Split
 from ...reporter import Reporter
-from .input_reader import InputReader
+
+ROWS_PER_FORWARD = 128
+
+
+@dataclass(frozen=True)
+class InputReader:
+    """Turns rows of a split into tensors on the device; integers stay integers if the network takes them."""
+
+    device: torch.device
+    dtype: torch.dtype
+    integers_as_floats: bool
+
+    @classmethod
+    def for_model(cls, model: nn.Module, split: Split, device: torch.device) -> InputReader:
+        """Try one row: token ids must stay integers, a table of whole numbers must not."""
+        dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
+        as_stored, as_floats = cls(device, dtype, False), cls(device, dtype, True)
+        failures = []
+        for reader in (as_stored, as_floats):
+            try:
+                with torch.no_grad():
+                    outputs(model, reader(split, 0, 1))
+                return reader
+            except SublaplaceError:
+                raise
+            except Exception as error:  # a user's forward may raise anything; it is reported below
+                failures.append(error)
+        shapes = [str(tuple(tensor.shape)) for tensor in parts_of(as_floats(split, 0, 1))]
+        raise UserError(
+            f"the model cannot take a row of the data: {type(failures[-1]).__name__}: {failures[-1]}\n"
+            f"one row has the shape {' and '.join(shapes)}, with the row axis first",
+            hint="check model.build.args (for an mlp: in = number of input columns), the data columns and transforms",
+        )
+
+    def __call__(self, split: Split, start: int, stop: int) -> Inputs:
+        return self._tensors(split.inputs(slice(start, stop)))
+
+    def _tensors(self, raw: ArrayInputs) -> Inputs:
+        if isinstance(raw, dict):
+            return {name: self._tensor(array) for name, array in raw.items()}
+        if isinstance(raw, tuple):
+            return tuple(self._tensor(array) for array in raw)
+        return self._tensor(raw)
+
+    def evenly_spaced(self, split: Split, count: int) -> Inputs:
+        """About this many rows, evenly spaced over the split."""
+        step = max(1, len(split) // count)
+        return self._tensors(split.inputs(list(range(0, len(split), step))[:count]))
+
+    def outputs(self, model: nn.Module, split: Split) -> Tensor:
+        """f of all rows of a split (N, C) float64, by plain forward passes."""
+        starts = range(0, len(split), ROWS_PER_FORWARD)
+        with torch.no_grad():
+            parts = [outputs(model, self(split, a, min(a + ROWS_PER_FORWARD, len(split)))) for a in starts]
+        return torch.cat(parts).double()
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        keep_integer = array.dtype.kind in "iub" and not self.integers_as_floats
+        kind = np.int64 if keep_integer and array.dtype.kind != "b" else array.dtype
+        tensor = torch.from_numpy(np.array(array, dtype=kind))  # a copy: the rows of the split stay unchanged
+        return tensor.to(self.device) if keep_integer else tensor.to(device=self.device, dtype=self.dtype)
+
+
+def parts_of(inputs: Any) -> list[Any]:
+    """The tensors or arrays of a network's input: one, or those of a dict or tuple."""
+    return list(inputs.values()) if isinstance(inputs, dict) else [*inputs] if isinstance(inputs, tuple) else [inputs]
 
 
 class Passes:

@@ -4,13 +4,11 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from ..cli.deliver import write_files
-from ..cli.settings import Settings
+from ..cli.settings import COMMANDS, Settings
 from ..cli.usage import parse_job
 from ..errors import UserError, suggestion
 from ..files.spec.loading import find_spec, load_spec
 from ..reporter import Reporter, Silent
-
-RUNNABLE = ("jacobians", "select", "fit", "evaluate")
 
 
 def run_command(command: str, *, reporter: Reporter | None = None, **options: Any) -> dict[str, Any]:
@@ -24,8 +22,8 @@ def run_command(command: str, *, reporter: Reporter | None = None, **options: An
     """
     from ..commands.runner import run_job
 
-    if command not in RUNNABLE:
-        raise UserError(f"unknown command '{command}'", hint=suggestion(command, RUNNABLE))
+    if command not in COMMANDS:
+        raise UserError(f"unknown command '{command}'", hint=suggestion(command, COMMANDS))
     job = parse_job(command, Settings(**{name: _typed(name, value) for name, value in options.items()}))
     spec = load_spec(job.project.spec or find_spec(Path.cwd()))
     outcome = run_job(job, spec, Silent() if reporter is None else reporter)

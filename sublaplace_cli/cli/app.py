@@ -113,7 +113,8 @@ def _execute(command: str, settings: Settings) -> None:
         from ..files.spec.loading import find_spec, load_spec  # imports pydantic
 
         spec = load_spec(job.project.spec or find_spec(Path.cwd()))  # a wrong spec is reported before torch is imported
-        _route_warnings(console)
+        # Warnings of libraries are shown with --verbose.
+        warnings.showwarning = lambda message, *_args, **_more: console.detail(f"(library warning) {message}")
         from ..commands.runner import follow_job, run_job  # imports torch
 
         with worker_group(info, job.compute.device) as workers:
@@ -141,12 +142,3 @@ def _explained(error: Exception) -> SublaplaceError:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, not imported here
         return SublaplaceError("out of memory", hint=ADVICE[Reason.OUT_OF_MEMORY])
     return SublaplaceError(f"unexpected {type(error).__name__}: {error}", hint="--debug shows the traceback")
-
-
-def _route_warnings(console: Console) -> None:
-    """Warnings of libraries are shown with --verbose."""
-
-    def show(message: Warning | str, *_args: Any, **_kwargs: Any) -> None:
-        console.detail(f"(library warning) {message}")
-
-    warnings.showwarning = show

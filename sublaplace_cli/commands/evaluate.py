@@ -87,8 +87,7 @@ def _check_theorem_1(problem: Problem, predictions: Sequence[Prediction], full: 
     subnets = [prediction for prediction in predictions if prediction.is_subnet_posterior]
     for small in subnets:
         if full is not None:
-            norms = problem.test_norms
-            require_not_larger(small.variance, full.variance, norms, small.name, "the full posterior")
+            require_not_larger(small.variance, full.variance, problem.test_norms, small.name, "the full posterior")
         for large in subnets:
             if _contains(large, small):
                 require_not_larger(small.variance, large.variance, problem.test_norms, small.name, large.name)
@@ -124,12 +123,8 @@ def _result(
 
 def _artifacts(run: Run, predictions: Sequence[Prediction]) -> dict[str, str]:
     """Artifacts in the folder that the result depends on, whether or not this command made them."""
-    names = [
-        "jacobians-train",
-        "jacobians-test",
-        f"jacobians-{run.splits.origins[run.job.selection.reference]}",
-        "scores",
-    ]
+    reference = run.splits.origins[run.job.selection.reference]
+    names = ["scores", *(f"jacobians-{name}" for name in ("train", "test", reference))]
     for prediction in predictions:
         if prediction.k is not None:
             kinds = ("indices", "posterior", "predictions")

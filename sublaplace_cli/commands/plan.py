@@ -46,7 +46,6 @@ class _Estimate:
 
     @property
     def rows(self) -> int:
-        """Rows of the weighted Jacobian."""
         return len(self.run.split("train")) * self.run.passes.n_outputs
 
     @property
@@ -58,7 +57,6 @@ class _Estimate:
         return [self.run.row_storage(name) for name in self.run.splits.by_origin]
 
     def files(self) -> dict[str, int]:
-        """Bytes of each artifact, by name."""
         run, p, C = self.run, self.run.layout.size, self.run.passes.n_outputs
         files: dict[str, int] = {}
         for storage in self.storages if not run.job.selection.scores_only else ():

@@ -46,7 +46,6 @@ def predict(run: Run, artifact: Artifact) -> Evaluation:
 
 
 def _check_posterior(run: Run, artifact: Artifact) -> None:
-    """Refuse a posterior of other weights or another network."""
     where, meta = f"--posterior {artifact.path}", artifact.meta
     if meta["weights_sha256"] != run.store.identity["weights"]:
         raise UserError(f"{where}: it was fitted for other weights", hint="give its checkpoint with --checkpoint")

@@ -65,7 +65,7 @@ class OpenHyperparameters:
 
 
 def settled_by_spec(run: Run, train_outputs: Tensor | None) -> Hyperparameters:
-    """Prior and noise of a spec with nothing to tune."""
+    """Prior and noise of the spec; prior precisions that are open are 1."""
     prior_precision = run.project.spec.posterior.prior_precision
     prior = prior_vector(prior_precision, run.layout, run.project.loaded.path).to(run.device)
     return Hyperparameters(prior_precision, prior, with_noise(run, train_outputs))

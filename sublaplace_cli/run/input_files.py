@@ -11,7 +11,6 @@ from ..errors import UserError
 from ..files.artifacts.artifact import open_artifact
 from ..files.artifacts.atomic import digest_of
 from ..files.data.datasets import read_matrix
-from ..files.spec.models import OracleSpec
 from .rows.passes import InputReader
 from .run import Run, parameter_table
 from .selections import Chosen
@@ -57,8 +56,14 @@ def oracle_outputs(run: Run) -> Tensor | None:
     oracle = run.project.spec.oracle
     if oracle is None:
         return None
-    f = _from_network(run, oracle) if oracle.predictions is None else _from_file(run, oracle.predictions, oracle.array)
-    expected = (len(run.split("test")), run.passes.n_outputs)
+    split = run.split("test")
+    if oracle.predictions is not None:
+        f = _from_file(run, oracle.predictions, oracle.array)
+    else:
+        network = run.project.load_network(oracle.as_model(run.project.spec.model), "oracle")
+        model = network.module.eval().to(device=run.device, dtype=run.dtype)
+        f = InputReader.for_model(model, split, run.device).outputs(model, split)
+    expected = (len(split), run.passes.n_outputs)
     if tuple(f.shape) != expected:
         raise UserError(
             f"oracle: its outputs have the shape {tuple(f.shape)}, expected {expected} (test rows, outputs)",
@@ -67,12 +72,6 @@ def oracle_outputs(run: Run) -> Tensor | None:
     if not bool(torch.isfinite(f).all()):
         raise UserError("oracle: its outputs are not all finite")
     return f.to(run.device)
-
-
-def _from_network(run: Run, oracle: OracleSpec) -> Tensor:
-    network = run.project.load_network(oracle.as_model(run.project.spec.model), "oracle")
-    model, split = network.module.eval().to(device=run.device, dtype=run.dtype), run.split("test")
-    return InputReader.for_model(model, split, run.device).outputs(model, split)
 
 
 def _from_file(run: Run, predictions: str, array: str | None) -> Tensor:

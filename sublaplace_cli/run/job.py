@@ -101,7 +101,6 @@ class SelectionOptions:
 
     @property
     def seed(self) -> int:
-        """The seed of one run."""
         return self.seeds[0] if self.seeds else 0
 
 

@@ -98,7 +98,6 @@ def _rescaled(problem: Problem, posteriors: Sequence[SubnetPosterior], missing: 
 
 
 def _rescale(problem: Problem, posterior: SubnetPosterior) -> Rescale:
-    """c and b of a sub-network's posterior, by the run's rescaling."""
     if problem.run.rescale == "none":
         return Rescale()
     full, norms = problem.full_left_out, problem.train_norms

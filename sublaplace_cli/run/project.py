@@ -44,7 +44,6 @@ class Project:
         return self.loaded.resolve(value, field, self.options.allow_outside)
 
     def load_network(self, part: ModelSpec, field: str, weights_path: Path | None = None) -> Network:
-        """A network that the spec describes."""
         source = NetworkSource(self.resolve, self.options.allow_code, self.loaded.folder, self.memory)
         return load_network(part, source, field=field, weights_path=weights_path)
 

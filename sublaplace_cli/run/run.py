@@ -105,14 +105,12 @@ class Run:
         return self.passes.reader.outputs(self.passes.model, self.split(name))
 
     def row_source(self, name: str) -> RowSource:
-        """What this worker needs to make or read the rows of a split."""
         split = self.split(name)
         return RowSource(
             name, split, self.passes, self.layout, self.unit_likelihood, self.device, self.workers, self.reporter
         )
 
     def row_storage(self, name: str) -> RowStorage:
-        """How the rows of a split are stored."""
         source, written = self.row_source(name), not self.job.selection.scores_only
         return RowStorage(source, self.memory, written and source.compact_bytes() <= self.store.limit, written)
 
@@ -127,7 +125,6 @@ class Run:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What a result is made from."""
         return provenance_of(self.store.identity, self.rescale, self.job)
 
     def with_half_the_memory(self) -> Run:
@@ -233,7 +230,6 @@ def _check_targets(likelihood: Likelihood, n_outputs: int, splits: Mapping[str, 
 def _metadata(
     job: Job, project: Project, identity: Mapping[str, Any], device: torch.device, layout: Layout
 ) -> dict[str, Any]:
-    """Metadata that every artifact has."""
     return {
         "tool": __version__,
         "torch": torch.__version__,

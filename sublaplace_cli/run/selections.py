@@ -80,7 +80,6 @@ class _Selector:
         return self.problem.run.job.selection.pool
 
     def not_reused(self, k: int | None) -> Chosen:
-        """A selection that is always recomputed."""
         store = self.problem.run.store
         with store.timed("select"):
             selection = self.run(k)
@@ -162,7 +161,6 @@ class _Selector:
             k = min(2 * k, limit)
 
     def run(self, k: int | None) -> Selection:
-        """What the method chooses."""
         call, reporter = self.call, self.problem.run.reporter
         reporter.detail(f"selecting by {call.name}")
         if call.own_code:
@@ -186,7 +184,6 @@ class _Selector:
 
     @cached_property
     def _asked(self) -> SelectionProblem:
-        """The inputs that a method may read."""
         run = self.problem.run
         return SelectionProblem(
             precision=self.problem.omega,

@@ -123,7 +123,6 @@ class Store:
         return artifact
 
     def describe(self, key: Key, more: Mapping[str, Any]) -> dict[str, Any]:
-        """Metadata of an artifact."""
         return {**self.metadata, "inputs": dict(key.inputs), **key.facts, **more}
 
     def fits(self, name: str, tensors: Mapping[str, Tensor]) -> bool:

@@ -20,7 +20,7 @@ from ..core.tuning.marglik import Evidence, Optimum, maximise
 from ..core.tuning.nll import Spectrum, minimise
 from ..errors import Reason, RunError, UserError
 from ..files.artifacts.artifact import Artifact
-from .hyperparameters import Hyperparameters, OpenHyperparameters, with_noise
+from .hyperparameters import Hyperparameters, OpenHyperparameters, settled_by_spec
 from .problem import Problem, Rows
 from .project import prior_vector
 from .run import Run
@@ -32,9 +32,7 @@ NAME = "hyperparameters"
 
 def tune(run: Run, rows: Rows, open_parts: OpenHyperparameters) -> Hyperparameters:
     """The hyperparameters of a run, with the open ones chosen by the data."""
-    asked = run.project.spec.posterior.prior_precision
-    prior = prior_vector(asked, run.layout, run.project.loaded.path).to(run.device)
-    start = Hyperparameters(asked, prior, with_noise(run, None))  # open precisions at 1, open noise at the mean square
+    start = settled_by_spec(run, None)  # open precisions at 1, open noise at the mean square
     tuner = _Tuner(run, rows, open_parts, start, _subnet(Problem(run, rows, start)))
     best = run.store.get(Key(NAME, NAME, step="tune"), tuner.best, _read, _content).value
     return tuner.settled(best)
@@ -69,7 +67,6 @@ class _Tuner:
     S: Tensor | None  # the sub-network to tune for; None: the full posterior
 
     def best(self) -> Optimum:
-        """The optimum of the criterion."""
         if self.open_parts.by_nll:
             return self._by_nll()
         parts, sigma2 = self.open_parts, self.start.noise_variance or 1.0

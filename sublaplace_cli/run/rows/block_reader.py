@@ -26,7 +26,6 @@ class BlockReader:
     prefetched: dict[Piece, Future[dict[str, Tensor]]] = field(default_factory=dict, compare=False)
 
     def read(self, number: int, start: int, stop: int) -> Block:
-        """A block on the device."""
         future = self.prefetched.pop((number, start, stop), None)
         host = self._on_host(number, start, stop) if future is None else future.result()
         moved = {key: devices.move(tensor, self.device) for key, tensor in host.items()}

@@ -60,7 +60,6 @@ class InputReader:
         return self._tensor(raw)
 
     def evenly_spaced(self, split: Split, count: int) -> Inputs:
-        """About this many rows, evenly spaced over the split."""
         step = max(1, len(split) // count)
         return self._tensors(split.inputs(list(range(0, len(split), step))[:count]))
 
@@ -98,7 +97,6 @@ class Passes:
         return self.capture.rows_of_pass(len(split))
 
     def __call__(self, split: Split, start: int, stop: int) -> Captured:
-        """Outputs and blocks of rows [start, stop)."""
         inputs, n_rows = self.reader(split, start, stop), stop - start
         while True:
             rows = min(self.most_rows, n_rows)

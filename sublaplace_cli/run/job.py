@@ -1,14 +1,14 @@
 """Every option, declared once, and the job that a command's options are parsed into: nothing is parsed again later."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from ..catalog import FORMATS, FULL, METHODS, NAMES_PREFIX, PICTURES, Method
 from ..errors import UserError
-from ..results.limits import Limit
+
+if TYPE_CHECKING:
+    from ..results.limits import Limit
 
 DEFAULT_K = 1000
 File = Path | None
@@ -188,7 +188,7 @@ class Choice:
     k: int | None
     retain: float | None = None  # the fraction of the full network's ipv to reach (--k auto)
 
-    def for_network(self, n_params: int) -> Choice:
+    def for_network(self, n_params: int) -> Self:
         """The same with the default k filled in; a k above p is refused."""
         if not self.call.method.takes_k or self.retain is not None:
             return replace(self, k=None)
@@ -207,7 +207,7 @@ class Job:
 
     command: Literal["jacobians", "select", "fit", "evaluate"]
     choices: tuple[Choice, ...]
-    limits: tuple[Limit, ...]
+    limits: "tuple[Limit, ...]"
     memory: int | None  # bytes
     max_artifact: int  # bytes
     project: ProjectOptions

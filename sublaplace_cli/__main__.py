@@ -25,10 +25,8 @@ def main() -> None:
 
 
 def _prepare_streams() -> None:
-    """Replace a closed stream by an empty one; a character that the encoding lacks becomes '?', not an error.
-
-    Of several ranks only the first one prints results; before they have joined, one rank per machine prints errors.
-    """
+    """Replace a closed stream by an empty one; a character that the encoding lacks becomes '?', not an error."""
+    # Of several ranks only the first one prints results; before they have joined, one rank per machine prints errors.
     silent = {"stdout": os.environ.get("RANK", "0") != "0", "stderr": os.environ.get("LOCAL_RANK", "0") != "0"}
     several = os.environ.get("WORLD_SIZE", "1") not in ("", "1")
     for name in ("stdout", "stderr"):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from ..core.network.layout import Layout
 from ..core.prediction import Comparison, Prediction
-from ..results.figures import Figures, LayerShare, Series
+from ..results.result import Figures, LayerShare, Series
 from .evaluate import Evaluation
 from .select import layer_counts
 

@@ -15,9 +15,8 @@ from ..files.spec.loading import LoadedSpec
 from ..files.spec.models import limits_of
 from ..reporter import Reporter
 from ..results.baseline import load_baseline
-from ..results.figures import Figures
 from ..results.gate import judge
-from ..results.result import Answer, Listing, Result, json_text
+from ..results.result import Answer, Figures, Listing, Result, json_text
 from ..results.sweep import combine, combine_plans
 from ..run.job import Job
 from ..run.output_files import Line, check_outputs, prediction_lines, write_lines, write_tensors

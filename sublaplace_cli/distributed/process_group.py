@@ -60,13 +60,11 @@ class ProcessGroup:
         self.heartbeat.start()
 
     def _join(self) -> None:
-        rendezvous = self._dist.rendezvous("env://", self.rank, self.size, timeout=JOIN_TIMEOUT)
-        self.store, _, _ = next(iter(rendezvous))
+        dist, rank, size = self._dist, self.rank, self.size
+        self.store, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=JOIN_TIMEOUT)))
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
-        store = self._dist.PrefixStore("work", self.store)
-        self._dist.init_process_group(
-            backend, store=store, rank=self.rank, world_size=self.size, timeout=COLLECTIVE_TIMEOUT
-        )
+        store = dist.PrefixStore("work", self.store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT)
 
     def call_on_all(self, function: str, arguments: Sequence[Any]) -> None:
         if self.rank != LEADER_RANK:
@@ -160,7 +158,6 @@ class ProcessGroup:
             raise self.heartbeat.failure
 
     def close(self) -> None:
-        """Leave the group after the last call."""
         if self.heartbeat is not None:
             self.heartbeat.stop()
         self._dist.destroy_process_group()

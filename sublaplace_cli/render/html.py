@@ -8,9 +8,8 @@ from html import escape
 from typing import Any
 
 from ..catalog import PICTURES, load
-from ..results.figures import Figures
 from ..results.metric_table import METRICS
-from ..results.result import Result, SweepResult
+from ..results.result import Figures, Result, SweepResult
 from .text import short, short_grid, title
 
 PICTURE_HEADINGS = {
@@ -80,10 +79,7 @@ def _changes(result: Result) -> list[str]:
     if gate is None or gate.baseline_file is None or not gate.changes:
         return []
     keys = ["method", "k", "metric", "baseline", "value", "change"]
-    rows = [
-        [*(_number(getattr(change, key)) for key in keys), "yes" if change.within_error else ""]
-        for change in gate.changes
-    ]
+    rows = [[*(_number(getattr(one, key)) for key in keys), "yes" if one.within_error else ""] for one in gate.changes]
     head = f"<h2>Changes from the baseline</h2><p><code>{escape(gate.baseline_file)}</code></p>"
     return [head, _folded(f"{len(rows)} numbers", _table([*keys, "within its standard error"], rows))]
 

@@ -14,9 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from ..catalog import FULL, METHODS, NAMES_PREFIX
-from ..results.figures import Figures
 from ..results.metric_table import METRICS, NOMINAL, Metric
-from ..results.result import Result, Row, SweepResult
+from ..results.result import Figures, Result, Row, SweepResult
 
 # Of Okabe and Ito: colour-blind readers can tell them apart. Every line also has its own marker.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
@@ -70,14 +69,15 @@ def curves(result: Result, _figures: Figures) -> Figure:
 
 def _panel(axes: Axes, rows: Sequence[Row], metric: Metric, log: bool) -> None:
     drawn = False
-    for number, method in enumerate(_methods(rows)):
+    methods = list(dict.fromkeys(row.method for row in rows))
+    for number, method in enumerate(methods):
         own = [row for row in rows if row.method == method and _is_drawn(row, metric.name, log)]
         own.sort(key=lambda row: _k(row) or 0)
         if own:
             drawn = True
             _method(axes, own, metric.name, number, log)
     if log:
-        _bracket(axes, rows)
+        _bracket(axes, rows, methods)
     axes.set_xlabel("k, number of parameters in the sub-network")
     axes.set_xscale("log")
     _name_ticks(axes, sorted({k for row in rows if (k := _k(row)) is not None and row.method != FULL}))
@@ -115,10 +115,6 @@ def _method(axes: Axes, rows: Sequence[Row], metric: str, number: int, log: bool
         axes.fill_between(ks, low, high, color=_colour(number), alpha=0.18, linewidth=0)
 
 
-def _methods(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(row.method for row in rows))
-
-
 def _name_ticks(axes: Axes, ks: list[int]) -> None:
     """Ticks at the values of k, where there is room for their labels."""
     named: list[int] = []
@@ -141,12 +137,12 @@ def _is_drawn(row: Row, metric: str, log: bool) -> bool:
     return value is not None and (not log or value > ROUNDING * (row.value("mean_std") or 0.0))
 
 
-def _bracket(axes: Axes, rows: Sequence[Row]) -> None:
+def _bracket(axes: Axes, rows: Sequence[Row], methods: list[str]) -> None:
     """The interval that holds W2, if only bounds of the full posterior are known."""
     for row in rows:
         low, high = row.value("w2_low"), row.value("w2_high")
         if low is not None and high is not None and row.k is not None:
-            colour = _colour(_methods(rows).index(row.method))
+            colour = _colour(methods.index(row.method))
             axes.vlines(row.k, low, high, color=colour, linewidth=3, label=f"{row.method} (bracket)")
 
 

@@ -32,8 +32,7 @@ class Limit:
         return f"{self.kind} {100 * self.amount:.12g}%" if self.relative else f"{self.kind} {self.amount:.12g}"
 
     def broken_by(self, value: float) -> bool:
-        """Whether a value breaks a limit that needs no baseline."""
-        return _BREAKS[self.kind](value, self.amount)
+        return _BREAKS[self.kind](value, self.amount)  # of a limit that needs no baseline
 
 
 def parse_limits(fail_if: Sequence[str], max_regression: Sequence[str]) -> list[Limit]:

@@ -13,9 +13,9 @@ from results.made_results import result, row
 
 from sublaplace_cli.render.html import html_report
 from sublaplace_cli.results.baseline import load_baseline
-from sublaplace_cli.results.figures import Figures, LayerShare
 from sublaplace_cli.results.gate import Check, Gate, judge
 from sublaplace_cli.results.metric_table import METRICS
+from sublaplace_cli.results.result import Figures, LayerShare
 from sublaplace_cli.results.sweep import combine
 
 NO_PICTURES = Figures(("x", "y"), [], [], [], {"calibration": "no <b>", "scatter": "no full posterior", "map": "none"})

@@ -9,7 +9,7 @@ from results.made_results import result, row
 
 from sublaplace_cli.catalog import PICTURES, load
 from sublaplace_cli.render.plots import COLOURS, _grouped, _style, curves, picture
-from sublaplace_cli.results.figures import Figures, LayerShare, Series
+from sublaplace_cli.results.result import Figures, LayerShare, Series
 from sublaplace_cli.results.sweep import combine
 
 AXES = ("nominal coverage of the targets", "empirical coverage")

@@ -54,7 +54,7 @@ def test_every_metric_has_a_name_a_definition_and_a_function(name):
 
 
 def test_results_need_neither_torch_nor_numpy():
-    modules = "baseline, figures, gate, limits, metric_table, result, sweep"
+    modules = "baseline, gate, limits, metric_table, result, sweep"
     heavy = ("torch", "numpy", "pydantic", "rich")
     code = f"import sys\nfrom sublaplace_cli.results import {modules}\nprint([m for m in {heavy} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -5,10 +5,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .blocks import FLOAT64, Block, DenseBlock
 
@@ -26,11 +26,6 @@ class Geometry:
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
-
-    @classmethod
-    def of(cls, layer: nn.Conv1d | nn.Conv2d) -> Self:
-        padding = tuple(int(p) for p in layer.padding)
-        return cls(tuple(layer.weight.shape), layer.stride, padding, layer.dilation, layer.groups)
 
     def weight_gradients(self, inputs: Tensor, deltas: Tensor) -> Tensor:
         """Gradients of each row (m, C_out, C_in / groups, kernel…) from inputs (m, C_in, …) and δ (m, C_out, …)."""

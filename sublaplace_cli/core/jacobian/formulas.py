@@ -37,7 +37,9 @@ def convolution(layer: nn.Conv1d | nn.Conv2d, spans: Spans, a: Tensor, deltas: T
     """The weight as (a, δ) where that is smaller, else written out; the bias is δ summed over positions."""
     blocks = _bias(spans, deltas.flatten(3).sum(3))
     if "weight" in spans:
-        block = ConvBlock(spans["weight"].start, Geometry.of(layer), a, deltas)
+        padding = tuple(int(p) for p in layer.padding)
+        geometry = Geometry(tuple(layer.weight.shape), layer.stride, padding, layer.dilation, layer.groups)
+        block = ConvBlock(spans["weight"].start, geometry, a, deltas)
         blocks.insert(0, block if _saved_bytes(a, deltas, block.width) > 0 else block.expanded())
     return blocks
 
@@ -93,9 +95,11 @@ FORMULAS: dict[type[nn.Module], Formula] = {
 def formula_of(layer: nn.Module) -> Formula | None:
     """The formula of a layer; None if there is none for its type or settings, or if the layer was modified."""
     kind = next((kind for kind in FORMULAS if isinstance(layer, kind)), None)
-    if kind is None or type(layer).forward is not kind.forward or not _is_plain(layer):
+    if kind is None or type(layer).forward is not kind.forward or hasattr(layer, "parametrizations"):
         return None
-    return FORMULAS[kind] if has_formula(layer) else None
+    names = {name for name, tensor in layer._parameters.items() if tensor is not None}
+    hooked = layer._forward_pre_hooks or layer._forward_hooks or layer._backward_hooks
+    return FORMULAS[kind] if names <= {"weight", "bias"} and not hooked and has_formula(layer) else None
 
 
 def has_formula(layer: nn.Module) -> bool:
@@ -107,13 +111,6 @@ def has_formula(layer: nn.Module) -> bool:
     if isinstance(layer, nn.Embedding):
         return layer.max_norm is None and not layer.scale_grad_by_freq
     return True
-
-
-def _is_plain(layer: nn.Module) -> bool:
-    """No parametrization, no hooks, no parameters besides weight and bias."""
-    names = {name for name, tensor in layer._parameters.items() if tensor is not None}
-    hooked = layer._forward_pre_hooks or layer._forward_hooks or layer._backward_hooks
-    return names <= {"weight", "bias"} and not hooked and not hasattr(layer, "parametrizations")
 
 
 def _affine(spans: Spans, deltas: Tensor, standard: Tensor, add_up: Callable[[Tensor], Tensor]) -> list[Block]:

@@ -70,7 +70,15 @@ def layer_blocks(model: nn.Module, layers: Sequence[Layer], C: int, inputs: Inpu
     """(f (m, C), blocks of all these layers) of a batch: one forward, one backward per output."""
     with torch.enable_grad(), _listening(layers) as calls:
         f = outputs(model, inputs)
-    _require_one_call_each(layers, calls, len(f))
+    for layer in layers:
+        seen = [len(call.a) for call in calls if call.layer.name == layer.name]
+        if seen != [len(f)]:
+            raise RunError(
+                f"layer '{layer.name}' ran {len(seen)} times, on {seen} of {len(f)} rows; on the rows that were "
+                "checked at the start it ran once, on all of them",
+                hint="a network that treats some rows differently cannot be differentiated in batches: write it so "
+                "that every row passes through the same layers",
+            )
     probes = [call.out for call in calls]
     each = [  # by output, the gradients of all layers
         torch.autograd.grad(f[:, c].sum(), probes, retain_graph=c < C - 1, materialize_grads=True) for c in range(C)
@@ -81,18 +89,6 @@ def layer_blocks(model: nn.Module, layers: Sequence[Layer], C: int, inputs: Inpu
         deltas = of_layer[0].unsqueeze(1) if C == 1 else torch.stack(of_layer, dim=1)  # (m, C, …)
         blocks += call.layer.formula(call.layer.module, call.layer.spans, call.a, deltas)
     return f.detach(), blocks
-
-
-def _require_one_call_each(layers: Sequence[Layer], calls: Sequence[_Call], rows: int) -> None:
-    for layer in layers:
-        seen = [len(call.a) for call in calls if call.layer.name == layer.name]
-        if seen != [rows]:
-            raise RunError(
-                f"layer '{layer.name}' ran {len(seen)} times, on {seen} of {rows} rows; on the rows that were "
-                "checked at the start it ran once, on all of them",
-                hint="a network that treats some rows differently cannot be differentiated in batches: write it so "
-                "that every row passes through the same layers",
-            )
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from ..jacobian.rows import TILE_SHARE, Jacobian, block_groups, loaded, row_tile
 from ..jacobian.sharded import workers_of
 from ..linalg import mirrored
 from ..progress import NoProgress, ProgressFactory
-from ..workers import LEADER, WorkerGroup, collective, owner_of_strip
+from ..workers import LEADER, collective, owner_of_strip
 
 ENOUGH_STRIPS, WIDEST_STRIP = 32, 512  # of a Gram matrix with many rows
 GRAM_TILE_BYTES = 2**30  # each tile is read once per tile of the other side: larger tiles mean fewer reads
@@ -47,9 +46,8 @@ def gram_strips(
     workers, C = workers_of(left), left.outputs.shape[1]
     n_rows, n_columns = len(left.outputs), len(right.outputs)
     width = strip_width(n_rows, C)
-    strips = [
-        (a, min(a + width, n_rows), owner_of_strip(i, workers.size)) for i, a in enumerate(range(0, n_rows, width))
-    ]
+    tops = enumerate(range(0, n_rows, width))
+    strips = [(a, min(a + width, n_rows), owner_of_strip(i, workers.size)) for i, a in tops]
     mine = [(a, b) for a, b, worker in strips if worker == workers.rank]
     # Only this worker's strips are filled, so that no physical memory is used for the others on a CPU.
     K = torch.empty(n_rows * C, n_columns * C, dtype=torch.float64, device=left.outputs.device)
@@ -72,17 +70,13 @@ def gram_strips(
                     for x, y in zip(A, blocks, strict=True):
                         x.add_gram(_ready(y), prior[x.span], K[a * C : b * C, c * C : d * C], inside, dtype)
                 bar.advance(1)
-    _send_strips(K, strips, same, workers, C)
-    return K
-
-
-def _send_strips(K: Tensor, strips: Sequence[tuple[int, int, int]], same: bool, workers: WorkerGroup, C: int) -> None:
     for a, b, worker in strips:
         if worker != LEADER and workers.rank in (worker, LEADER):
             strip = K[a * C : b * C, a * C if same else 0 :]
             part = strip.contiguous() if workers.rank == worker else torch.empty_like(strip)
             workers.send_to_leader(part, worker)
             strip.copy_(part)
+    return K
 
 
 def _ready(block: Block) -> Block:

@@ -62,8 +62,11 @@ class _VarianceSearch:
         """Choose one more parameter and update the others; False if no candidate adds variance."""
         few = self._best()
         d, c = self._recomputed(few)
-        if not self._agree(few, d, c):
-            self._refresh()
+        near_d = (self.d[few] - d).abs() <= DRIFT * d
+        near_c = (self.c[few] - c).abs() <= DRIFT * c + NOTHING * self.first_c[few]
+        if not bool((near_d & near_c).all()):
+            for positions in self.alive.nonzero().squeeze(1).split(CHUNK):
+                self.d[positions], self.c[positions] = self._recomputed(positions)
             few = self._best()
             d, c = self._recomputed(few)
         gains = c / d
@@ -71,11 +74,6 @@ class _VarianceSearch:
             return False
         self._take(int(few[int(largest(gains, 1))]))  # `few` is in rising order: ties go to the lower index
         return True
-
-    def _agree(self, few: Tensor, d: Tensor, c: Tensor) -> bool:
-        near_d = (self.d[few] - d).abs() <= DRIFT * d
-        near_c = (self.c[few] - c).abs() <= DRIFT * c + NOTHING * self.first_c[few]
-        return bool((near_d & near_c).all())
 
     def _best(self) -> Tensor:
         gains = torch.where(self.alive, self.c / self.d, torch.full_like(self.c, -1.0))
@@ -99,10 +97,6 @@ class _VarianceSearch:
         d, _, r, _ = self._residuals(*self._columns(positions))
         require_sound(d)
         return d, r.square().sum(0)
-
-    def _refresh(self) -> None:
-        for positions in self.alive.nonzero().squeeze(1).split(CHUNK):
-            self.d[positions], self.c[positions] = self._recomputed(positions)
 
     def _take(self, best: int) -> None:
         A, G = self._columns(torch.tensor([best], device=self.candidates.device))

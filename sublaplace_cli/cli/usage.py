@@ -43,16 +43,13 @@ Options = TypeVar("Options")
 def parse_job(command: str, settings: Settings) -> Job:
     """All options, parsed once."""
     _check(settings)
-    memory = None if settings.memory is None else parse_bytes(settings.memory, "--memory")
-    max_artifact = parse_bytes(settings.max_artifact, "--max-artifact")
     allowed = os.environ.get("SUBLAPLACE_ALLOW_CODE", "").replace(",", " ").split()
-    limits = tuple(parse_limits(settings.fail_if, settings.max_regression))
     return Job(
         command=cast(Any, command),
+        memory=None if settings.memory is None else parse_bytes(settings.memory, "--memory"),
+        max_artifact=parse_bytes(settings.max_artifact, "--max-artifact"),
+        limits=tuple(parse_limits(settings.fail_if, settings.max_regression)),
         choices=_choices(command, settings),
-        limits=limits,
-        memory=memory,
-        max_artifact=max_artifact,
         project=_picked(ProjectOptions, settings, allow_code=(*settings.allow_code, *allowed)),
         compute=_picked(ComputeOptions, settings),
         selection=_picked(SelectionOptions, settings),
@@ -110,7 +107,9 @@ def _check(settings: Settings) -> None:
     predictions = settings.predictions
     if predictions is not None and predictions.suffix not in (".csv", ".jsonl", ".safetensors"):
         raise UserError(f"--predictions {predictions}: expected a .csv, .jsonl or .safetensors file")
-    _check_posterior(settings)
+    for name in FIXED_BY_POSTERIOR if settings.posterior is not None else ():
+        if getattr(settings, name) != getattr(Settings, name):  # its default
+            raise UserError(f"{_flag(name)} has no effect with --posterior: leave {_flag(name)} out")
 
 
 def _check_samples(settings: Settings) -> None:
@@ -142,13 +141,6 @@ def _check_pictures(settings: Settings) -> None:
         raise UserError("--plot-kind scatter compares with the full posterior", hint="it needs --full exact")
     if (settings.plot is not None or settings.report is not None) and find_spec("matplotlib") is None:
         raise UserError("--plot and --report need matplotlib", hint="install it with: pip install 'sublaplace[plot]'")
-
-
-def _check_posterior(settings: Settings) -> None:
-    usual = Settings()
-    for name in FIXED_BY_POSTERIOR if settings.posterior is not None else ():
-        if getattr(settings, name) != getattr(usual, name):
-            raise UserError(f"{_flag(name)} has no effect with --posterior: leave {_flag(name)} out")
 
 
 def _flag(name: str) -> str:

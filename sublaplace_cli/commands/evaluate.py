@@ -36,7 +36,7 @@ def evaluate(run: Run) -> Evaluation:
     """Rows → Ω → select → fit → predict → score."""
     oracle = oracle_outputs(run)  # first: a wrong oracle must fail before the long work
     problem = open_problem(run)
-    f = problem.rows.test_outputs()
+    f = problem.rows.test.jacobian.outputs if run.job.needs_gradients else run.outputs("test")
     known = Comparison(
         likelihood=problem.hyperparameters.likelihood,
         n_train=len(run.split("train")),

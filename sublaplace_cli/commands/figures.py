@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from ..core.network.layout import Layout
-from ..core.prediction import Comparison, Prediction
+from ..core.prediction import Prediction
 from ..results.result import Figures, LayerShare, Series
 from .evaluate import Evaluation
 from .select import layer_counts
@@ -15,33 +15,22 @@ MOST_POINTS = 2000  # per method in a scatter plot: more would only overlap
 def figures_of(evaluation: Evaluation, layout: Layout) -> Figures:
     """The numbers behind all pictures of one evaluation."""
     known, predictions = evaluation.known, evaluation.predictions
-    missing = {}
+    calibration, scatter, missing = list[Series](), list[Series](), {}
     if known.targets is None:
         missing["calibration"] = known.absent.targets
+    else:
+        points, targets = known.likelihood.calibration, known.targets
+        calibration = [Series(each.name, *points(each.mean, each.std, targets)) for each in predictions]
     if known.std_full is None:
         missing["scatter"] = f"there is no full posterior to compare with ({known.absent.full})"
+    else:
+        step = math.ceil(known.std_full.numel() / MOST_POINTS)
+        full = known.std_full.flatten()[::step].tolist()
+        scatter = [Series(each.name, full, each.std.flatten()[::step].tolist()) for each in predictions]
     subnets = [prediction for prediction in predictions if prediction.indices is not None]
     if not subnets:
         missing["map"] = "no method of this evaluation chooses a sub-network"
-    return Figures(
-        calibration_axes=known.likelihood.calibration_axes,
-        calibration=[] if "calibration" in missing else [_calibration(each, known) for each in predictions],
-        scatter=[] if "scatter" in missing else [_scatter(each, known) for each in predictions],
-        layers=_layers(layout, subnets),
-        missing=missing,
-    )
-
-
-def _calibration(prediction: Prediction, known: Comparison) -> Series:
-    assert known.targets is not None, "the caller has checked it"
-    return Series(prediction.name, *known.likelihood.calibration(prediction.mean, prediction.std, known.targets))
-
-
-def _scatter(prediction: Prediction, known: Comparison) -> Series:
-    assert known.std_full is not None, "the caller has checked it"
-    full, own = known.std_full.flatten(), prediction.std.flatten()
-    step = math.ceil(len(full) / MOST_POINTS)
-    return Series(prediction.name, full[::step].tolist(), own[::step].tolist())
+    return Figures(known.likelihood.calibration_axes, calibration, scatter, _layers(layout, subnets), missing)
 
 
 def _layers(layout: Layout, subnets: Sequence[Prediction]) -> list[LayerShare]:

@@ -113,7 +113,7 @@ def _outcome(run: Run, done: Listing | Evaluation | dict[str, Any], label: dict[
     if path is not None and path.suffix == ".safetensors":
         write_tensors(path, run, done.predictions[0], done.known)
     elif path is not None:
-        lines = prediction_lines(run, done.predictions, done.known, **label)
+        lines = [line for each in done.predictions for line in prediction_lines(run, each, done.known, label)]
     return Outcome(replace(done.result, seconds=seconds), figures, tuple(lines))
 
 

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +73,6 @@ def check_predictions(path: Path, n_predictions: int) -> None:
         )
 
 
-def prediction_lines(run: Run, predictions: Sequence[Prediction], known: Comparison, **first: Any) -> list[Line]:
-    """One line per method, test row and output; the columns of `first` come first."""
-    return [{**first, **line} for prediction in predictions for line in _lines(run, prediction, known)]
-
-
 def write_lines(path: Path, lines: list[Line]) -> None:
     """As csv or jsonl, by suffix."""
     if path.suffix == ".jsonl":
@@ -100,7 +95,8 @@ def write_tensors(path: Path, run: Run, prediction: Prediction, known: Compariso
     write_artifact(path, key.kind, run.store.describe(key, {}), tensors)
 
 
-def _lines(run: Run, prediction: Prediction, known: Comparison) -> Iterator[Line]:
+def prediction_lines(run: Run, prediction: Prediction, known: Comparison, label: Line) -> Iterator[Line]:
+    """One line per test row and output; the columns of the label come first."""
     mean, std, split = prediction.mean, prediction.std, run.split("test")
     columns: dict[str, torch.Tensor] = {"mean": mean, "std": std}
     if known.std_full is not None:
@@ -120,4 +116,4 @@ def _lines(run: Run, prediction: Prediction, known: Comparison) -> Iterator[Line
     for i, row in enumerate(split.rows.tolist()):
         for c in range(mean.shape[1]):
             numbers = {name: column[i][c] for name, column in values.items()}
-            yield {"method": prediction.method, "k": prediction.k, "row": row, "output": c, **numbers}
+            yield {**label, "method": prediction.method, "k": prediction.k, "row": row, "output": c, **numbers}

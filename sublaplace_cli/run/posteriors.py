@@ -220,10 +220,8 @@ def read_prediction(run: Run, artifact: Artifact, mean: Tensor, indices: Tensor 
 def content_of(prediction: Prediction, known: Comparison) -> Content:
     """Mean, std, std_full and target of each test row and output; the variance has all its digits."""
     tensors = {"mean": prediction.mean, "std": prediction.std, "variance": prediction.variance}
-    if known.std_full is not None:
-        tensors["std_full"] = known.std_full
-    if known.targets is not None:
-        tensors["target"] = known.targets
+    optional = {"std_full": known.std_full, "target": known.targets}
+    tensors |= {name: tensor for name, tensor in optional.items() if tensor is not None}
     rescale = prediction.rescale
     return tensors, {"freedom": prediction.freedom, "rescale": rescale.c, "remainder": rescale.b}
 

@@ -52,17 +52,6 @@ class Rows:
         """The rows of a split by any of its names."""
         return getattr(self, self.run.splits.origins[name])
 
-    def noise_outputs(self) -> Tensor | None:
-        """f of the training rows (N, C), if the noise variance depends on them."""
-        run = self.run
-        if run.unit_likelihood.noise_variance is None or not noise_is_from_train(run.project.spec.posterior):
-            return None
-        return self.train.jacobian.outputs if run.job.needs_gradients else run.outputs("train")
-
-    def test_outputs(self) -> Tensor:
-        """f of the test rows (M, C): from their Jacobian, if the job needs gradients at all."""
-        return self.test.jacobian.outputs if self.run.job.needs_gradients else self.run.outputs("test")
-
 
 @dataclass(frozen=True)
 class Scores:
@@ -113,11 +102,10 @@ class Problem:
         run, rows = self.run, self.rows
         data_diagonal = self._squares(rows.train, weighted=True)
         if run.job.selection.score == "unweighted":  # exactly Algorithm 1: a mean, without the output Hessian
-            reference = rows.scored
-            mean = self._squares(reference, weighted=False) / len(reference.jacobian.outputs)
+            mean = self._squares(rows.scored, weighted=False) / len(rows.scored.jacobian.outputs)
             return Scores(mean, data_diagonal)
-        is_train = run.splits.origins[run.job.selection.reference] == "train"
-        return Scores(data_diagonal if is_train else self._squares(rows.scored, weighted=True), data_diagonal)
+        scored_train = rows.scored is rows.train
+        return Scores(data_diagonal if scored_train else self._squares(rows.scored, weighted=True), data_diagonal)
 
     def _squares(self, rows: SplitRows, *, weighted: bool) -> Tensor:
         """Σₙ diag(JₙᵀHₙJₙ) over a split; H = I where unweighted."""
@@ -169,8 +157,7 @@ class Problem:
     @property
     def other_reference(self) -> Jacobian | None:
         """The reference rows, if they are not the training rows."""
-        is_train = self.run.splits.origins[self.run.job.selection.reference] == "train"
-        return None if is_train else self.rows.scored.jacobian
+        return None if self.rows.scored is self.rows.train else self.rows.scored.jacobian
 
     def with_tuning(self, values: dict[str, Any]) -> dict[str, Any]:
         """The values of a result, with details of the tuning if there was any."""
@@ -182,9 +169,10 @@ def open_problem(run: Run) -> Problem:
     """The problem of a run, with its hyperparameters settled."""
     from .tuning import tune  # it selects a sub-network, which starts from a problem
 
-    rows, open_parts = Rows(run), OpenHyperparameters.of(run)
-    noise_outputs = rows.noise_outputs()
-    settled = settled_by_spec(run, noise_outputs) if open_parts.is_settled else tune(run, rows, open_parts)
+    rows, open_parts, f = Rows(run), OpenHyperparameters.of(run), None
+    if run.unit_likelihood.noise_variance is not None and noise_is_from_train(run.project.spec.posterior):
+        f = rows.train.jacobian.outputs if run.job.needs_gradients else run.outputs("train")
+    settled = settled_by_spec(run, f) if open_parts.is_settled else tune(run, rows, open_parts)
     return Problem(run, rows, settled)
 
 

@@ -20,6 +20,8 @@ from ..reporter import Reporter
 
 Value = TypeVar("Value")
 Content = tuple[Mapping[str, Tensor], Mapping[str, Any]]  # tensors and metadata of an artifact
+Read = Callable[[Artifact], Value | None]  # None: the artifact cannot be used here
+Write = Callable[[Value], Content | None]  # None: the value is not to be stored
 
 
 @dataclass(frozen=True)
@@ -54,17 +56,8 @@ class Store:
         self._folder: RunFolder | None = None
         self._inner_seconds = 0.0  # of timed blocks inside the current one
 
-    def get(
-        self,
-        key: Key,
-        make: Callable[[], Value],
-        read: Callable[[Artifact], Value | None],
-        write: Callable[[Value], Content | None],
-    ) -> Stored[Value]:
-        """The value of an artifact: read if usable, otherwise made and written.
-
-        `read` returns None for an artifact that cannot be used here, `write` None for a value that is not to be stored.
-        """
+    def get(self, key: Key, make: Callable[[], Value], read: Read[Value], write: Write[Value]) -> Stored[Value]:
+        """The value of an artifact: read if usable, otherwise made and written."""
         found = self._find(key, read)
         if found is not None:
             return found
@@ -73,11 +66,7 @@ class Store:
         return self.put(key, value, write)
 
     def get_all(
-        self,
-        keys: Sequence[Key],
-        make: Callable[[list[int]], Sequence[Value]],
-        read: Callable[[Artifact], Value | None],
-        write: Callable[[Value], Content | None],
+        self, keys: Sequence[Key], make: Callable[[list[int]], Sequence[Value]], read: Read[Value], write: Write[Value]
     ) -> list[Stored[Value]]:
         """The same for several values; `make` gets the positions of the missing ones and makes them together."""
         found = [self._find(key, read) for key in keys]
@@ -89,7 +78,7 @@ class Store:
                 found[i] = self.put(keys[i], value, write)
         return [stored for stored in found if stored is not None]
 
-    def _find(self, key: Key, read: Callable[[Artifact], Value | None]) -> Stored[Value] | None:
+    def _find(self, key: Key, read: Read[Value]) -> Stored[Value] | None:
         artifact = None if self.force else self.folder.find(key.name, key.kind, **key.facts)
         if artifact is None or artifact.meta["inputs"] != dict(key.inputs):
             return None
@@ -100,7 +89,7 @@ class Store:
         self.artifacts[key.name] = str(artifact.path)
         return Stored(value, artifact.digest)
 
-    def put(self, key: Key, value: Value, write: Callable[[Value], Content | None]) -> Stored[Value]:
+    def put(self, key: Key, value: Value, write: Write[Value]) -> Stored[Value]:
         """Store a value that is always recomputed."""
         content = write(value)
         if content is None:

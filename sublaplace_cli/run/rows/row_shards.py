@@ -118,7 +118,7 @@ def make_rows(
     n_rows, mine = len(source.split), source.own_rows
     held = BlockBuffer(n_rows if mine is None else len(mine))
     f = torch.zeros(n_rows, source.passes.n_outputs, dtype=torch.float64, device=source.device)
-    sums = _no_sums(source) if add_up else None
+    sums = SquareSums(*torch.zeros(2, source.layout.size, dtype=f.dtype, device=f.device)) if add_up else None
     saved, filled = time.monotonic(), 0
     with source.reporter.progress(f"Jacobian of the {source.name} rows", n_rows) as progress:
         progress.advance(done)
@@ -151,11 +151,6 @@ def make_rows(
     blocks = held.blocks or tuple(FORMS[form](block).rows(0, 0) for block in source.templates)
     own = HeldJacobian(source.layout, f if mine is None else f[mine], blocks)
     return SplitRows(source.name, _sharded(source, f, own, form))
-
-
-def _no_sums(source: RowSource) -> SquareSums:
-    zeros = [torch.zeros(source.layout.size, dtype=torch.float64, device=source.device) for _ in range(2)]
-    return SquareSums(*zeros)
 
 
 def _add(sums: SquareSums, captured: Captured, likelihood: Likelihood) -> None:

@@ -125,8 +125,7 @@ class _Tuner:
             kernels = [torch.linalg.eigvalsh(kernels[0]).clamp(min=0.0)]
         squares = [float(theta[group].square().sum()) for group in groups]
         targets = run.targets("train")
-        if targets is None:
-            raise UserError("posterior: marglik needs the targets of the training rows")
+        assert targets is not None, "training rows without targets are refused when the run is opened"
         return Evidence(kernels, squares, n_terms, *likelihood.fit_terms(train.outputs, targets))
 
     def _group_of(self) -> Tensor:

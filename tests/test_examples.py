@@ -8,12 +8,11 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from cli.cli_tools import shell
+from cli.cli_tools import quick_python, shell
 from junitparser import JUnitXml
 
 from sublaplace_cli import __all__ as PUBLIC
@@ -138,14 +137,8 @@ def test_the_loop_says_which_checkpoints_hold(checkout, tmp_path):
 
 
 def test_the_rescaling_study_on_the_quickstart(tmp_path):
-    words = [
-        sys.executable,
-        str(ROOT / "examples" / "rescale" / "study.py"),
-        "--k",
-        "100",
-        "-o",
-        str(tmp_path / "t.csv"),
-    ]
+    study = str(ROOT / "examples" / "rescale" / "study.py")
+    words = [*quick_python(), study, "--k", "100", "-o", str(tmp_path / "t.csv")]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SUBLAPLACE")}
     done = subprocess.run(words, capture_output=True, text=True, env={**environment, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr

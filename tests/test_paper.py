@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import csv
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from cli.cli_tools import ENVIRONMENT
+from cli.cli_tools import ENVIRONMENT, quick_python
 from torch import nn
 
 PAPER = Path(__file__).resolve().parents[1] / "examples" / "paper"
@@ -18,7 +17,7 @@ PAPER = Path(__file__).resolve().parents[1] / "examples" / "paper"
 
 def study(*words, code=0):
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(PAPER / "main.py"), *map(str, words)],
+        [*quick_python(), str(PAPER / "main.py"), *map(str, words)],
         env={name: value for name, value in ENVIRONMENT.items() if name != "SUBLAPLACE_DATA"},
         capture_output=True,
         text=True,
@@ -132,7 +131,7 @@ def test_a_table_with_other_columns_is_not_written_to(table):
 
 
 def test_two_at_once_do_every_run_once(tmp_path):
-    words = [sys.executable, "-W", "ignore", str(PAPER / "main.py"), "theory", "--quick", "--results", str(tmp_path)]
+    words = [*quick_python(), str(PAPER / "main.py"), "theory", "--quick", "--results", str(tmp_path)]
     both = [subprocess.Popen(words, env=ENVIRONMENT, stderr=subprocess.DEVNULL) for _ in range(2)]
     assert [one.wait(120) for one in both] == [0, 0]
     lines = [(line["dataset"], line["seed"], line["method"], line["k"]) for line in lines_of(tmp_path / "theory.csv")]

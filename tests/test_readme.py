@@ -57,7 +57,6 @@ def test_every_command_of_the_readme_runs(tmp_path, quickstart):
             code, out, err = done.code, done.out, done.err
         assert code == 0, f"{line}\n{err}"
         assert out.strip(), line
-    tool.close()
     assert (quickstart / "predictions.csv").read_text().startswith("method,k,row,output,mean,std")
     assert (quickstart / "curves.png").stat().st_size > 10_000
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import csv
 import hashlib
 import json
 import os
+import shlex
+import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -73,7 +79,7 @@ def shell(folder: Path) -> dict[str, str]:
     """An environment for scripts, with this checkout as the command `sublaplace`."""
     command = folder / "bin" / "sublaplace"
     command.parent.mkdir(exist_ok=True)
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m sublaplace_cli "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {shlex.join(quick_python())} -m sublaplace_cli "$@"\n')
     command.chmod(0o755)
     return {**ENVIRONMENT, "PATH": f"{command.parent}:{os.environ['PATH']}"}
 
@@ -84,18 +90,40 @@ def start(*args: Any, cwd: Path, env: dict[str, str] | None = None, **more: Any)
     return subprocess.Popen([*COMMAND, *map(str, args)], cwd=cwd, env={**ENVIRONMENT, **(env or {})}, **streams)
 
 
+@cache
+def fork_server() -> str:
+    """The address of this process's fork server, started on first use; it ends with this process."""
+    folder = tempfile.mkdtemp(prefix="fork-server-")
+    address = f"{folder}/socket"
+    server = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("fork_server.py")), address],
+        env=ENVIRONMENT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"ready\n"
+
+    def close() -> None:
+        assert server.stdin is not None
+        server.stdin.close()
+        server.wait(10)
+        shutil.rmtree(folder)
+
+    atexit.register(close)
+    return address
+
+
+def quick_python() -> list[str]:
+    """In place of `python` before `-m module`, `-c code` or a script: a real process, forked with torch imported."""
+    return [sys.executable, "-IS", str(Path(__file__).with_name("fork_client.py")), fork_server()]
+
+
 class Tool:
     """Runs the tool through the fork server: real processes, quick ones."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.server = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("fork_server.py"))],
-            env=ENVIRONMENT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
 
     def __call__(
         self,
@@ -105,19 +133,18 @@ class Tool:
         fault: tuple[str, int] | None = None,
     ) -> Run:
         out, err = self.folder / "out", self.folder / "err"
-        job = {"args": [*map(str, args)], "cwd": str(cwd), "env": env or {}, "fault": fault}
-        job |= {"out": str(out), "err": str(err)}
-        assert self.server.stdin is not None
-        assert self.server.stdout is not None
-        self.server.stdin.write(json.dumps(job) + "\n")
-        self.server.stdin.flush()
-        answer = json.loads(self.server.stdout.readline())
+        variables = {key: value for key, value in {**ENVIRONMENT, **(env or {})}.items() if value is not None}
+        words = ["-m", "sublaplace_cli", *map(str, args)]
+        job = {"words": words, "cwd": str(cwd), "env": variables, "fault": fault}
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server,
+            open(os.devnull) as nothing, open(out, "w") as stdout, open(err, "w") as stderr,
+        ):  # fmt: skip
+            server.connect(fork_server())
+            streams = [stream.fileno() for stream in (nothing, stdout, stderr)]
+            socket.send_fds(server, [json.dumps(job).encode()], streams)
+            answer = json.loads(server.recv(1 << 16))
         return Run(out=out.read_bytes().decode(), err=err.read_bytes().decode(), **answer)
-
-    def close(self) -> None:
-        assert self.server.stdin is not None
-        self.server.stdin.close()
-        self.server.wait(10)
 
 
 def mlp(sizes: list[int], seed: int = 0) -> nn.Sequential:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,11 +10,9 @@ from cli.cli_tools import Project, Tool
 
 
 @pytest.fixture(scope="session")
-def tool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tool]:
+def tool(tmp_path_factory: pytest.TempPathFactory) -> Tool:
     """Calls the tool: `tool("evaluate", "--k", 5, cwd=folder)`."""
-    running = Tool(tmp_path_factory.mktemp("streams"))
-    yield running
-    running.close()
+    return Tool(tmp_path_factory.mktemp("streams"))
 
 
 @pytest.fixture

@@ -1,30 +1,38 @@
-"""Runs the tool many times without importing torch each time: one forked process for each job on stdin.
+"""Runs Python programs without importing torch each time: one forked process per job.
 
-A job is a line of JSON {args, cwd, env, out, err, fault}; the answer is a line {code, cpu, peak}. Every job is a
-process of its own that ends by itself, so exit codes, streams and files are real; only the imports are shared.
+A job arrives on a Unix socket: JSON {words, cwd, env, fault} and the three streams. The words are those after
+`python`: a script, `-m module` or `-c code`, and its arguments. The answer is {code, cpu, peak}. Every job is a
+process of its own that ends by itself, so exit codes, streams and files are real; only the imports are common. A byte
+sent while it runs is a signal for it; a client that goes away takes its job with it.
 A fault [kind, n] strikes before the n-th fsync or rename: "kill" is kill -9, "full" a disk without space.
 """
 
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
+import runpy
+import selectors
 import signal
+import socket
 import sys
 import traceback
+from typing import Any, NoReturn
 
 import numpy  # noqa: F401
 import safetensors.torch  # noqa: F401
 import torch
 import torch._dynamo
+import torch.distributed.run
 import torch.func
 from torch.export import load  # noqa: F401
 
+import sublaplace_cli.cli.app
 import sublaplace_cli.commands.runner
 import sublaplace_cli.render.plots  # matplotlib, too, is slow to import
 import sublaplace_cli.render.text  # noqa: F401
-from sublaplace_cli.__main__ import main
 
 
 def arm(kind: str, at: int) -> None:
@@ -46,28 +54,30 @@ def arm(kind: str, at: int) -> None:
     os.fsync, os.replace = guarded(os.fsync), guarded(os.replace)
 
 
-def child(job: dict) -> None:
-    """Become the command; never returns."""
-    for name, number, flags in (
-        (os.devnull, 0, os.O_RDONLY),
-        (job["out"], 1, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
-        (job["err"], 2, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
-    ):
-        handle = os.open(name, flags, 0o644)
-        os.dup2(handle, number)
-        os.close(handle)
+def become(job: dict[str, Any], streams: list[int]) -> NoReturn:
+    """Be the program of a job."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     os.chdir(job["cwd"])
-    for key, value in job["env"].items():
-        if value is None:
-            os.environ.pop(key, None)
-        else:
-            os.environ[key] = value
+    os.environ.clear()
+    os.environ.update(job["env"])
     if job["fault"] is not None:
         arm(*job["fault"])
-    sys.argv = ["sublaplace", *job["args"]]
+    words = job["words"]
+    code = 0
     try:
-        main()
-        code = 0
+        if words[0] == "-m":
+            sys.argv, sys.path[0] = words[1:], job["cwd"]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        elif words[0] == "-c":
+            sys.argv, sys.path[0] = words[:1], job["cwd"]
+            exec(words[1], {"__name__": "__main__"})
+        else:
+            sys.argv, sys.path[0] = words, os.path.dirname(words[0])
+            runpy.run_path(words[0], run_name="__main__")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
@@ -78,21 +88,61 @@ def child(job: dict) -> None:
     os._exit(code)
 
 
-def serve() -> None:
-    """One job after the other until stdin ends."""
-    torch.set_num_threads(1)
-    for line in sys.stdin:
+class Server:
+    """Accepts jobs, passes signals on, reports how each job ended."""
+
+    def __init__(self, address: str) -> None:
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener.bind(address)
+        self.listener.listen()
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.listener, selectors.EVENT_READ, self.accept)
+        self.selector.register(0, selectors.EVENT_READ, sys.exit)  # nobody is left who could send a job
+        self.clients: dict[int, socket.socket] = {}
+
+    def serve(self) -> None:
+        while True:
+            for key, _ in self.selector.select():
+                key.data()
+
+    def accept(self) -> None:
+        client, _ = self.listener.accept()
+        text, streams, _, _ = socket.recv_fds(client, 1 << 20, 3)
         pid = os.fork()
         if pid == 0:
-            child(json.loads(line))
+            for inherited in (self.listener, client, *self.clients.values()):
+                inherited.close()
+            self.selector.close()
+            become(json.loads(text), streams)
+        for stream in streams:
+            os.close(stream)
+        self.clients[pid] = client
+        handle = os.pidfd_open(pid)
+        self.selector.register(client, selectors.EVENT_READ, lambda: self.send_signal(pid))
+        self.selector.register(handle, selectors.EVENT_READ, lambda: self.report(pid, handle))
+
+    def send_signal(self, pid: int) -> None:
+        received = self.clients[pid].recv(1)
+        os.kill(pid, received[0] if received else signal.SIGKILL)
+        if not received:
+            self.selector.unregister(self.clients[pid])
+
+    def report(self, pid: int, handle: int) -> None:
         _, status, usage = os.wait4(pid, 0)
-        answer = {
-            "code": os.waitstatus_to_exitcode(status),
-            "cpu": usage.ru_utime + usage.ru_stime,
-            "peak": usage.ru_maxrss * 1024,
-        }
-        os.write(1, (json.dumps(answer) + "\n").encode())
+        self.selector.unregister(handle)
+        os.close(handle)
+        client = self.clients.pop(pid)
+        if client in self.selector.get_map():
+            self.selector.unregister(client)
+            cpu = usage.ru_utime + usage.ru_stime
+            answer = {"code": os.waitstatus_to_exitcode(status), "cpu": cpu, "peak": usage.ru_maxrss * 1024}
+            client.send(json.dumps(answer).encode())
+        client.close()
 
 
 if __name__ == "__main__":
-    serve()
+    torch.set_num_threads(1)
+    server = Server(sys.argv[1])
+    gc.freeze()  # a collection in a job would copy every page of the imports
+    os.write(1, b"ready\n")
+    server.serve()

@@ -6,13 +6,12 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.cli_tools import COMMAND, ENVIRONMENT, Project, Run, Tool, contents, core, mlp, refused, save, strict
+from cli.cli_tools import ENVIRONMENT, Project, Run, Tool, contents, core, mlp, quick_python, refused, save, strict
 
 METHODS = "gradient,greedy,variance,random,neural-linear,full,diagonal,norm,constant,map"
 NET = """
@@ -62,7 +61,7 @@ def ranks(
         env = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **(own or {}).get(rank, {})}
         process = subprocess.Popen(
-            [*COMMAND, *map(str, args)],
+            [*quick_python(), "-m", "sublaplace_cli", *map(str, args)],
             cwd=(folders or {}).get(rank, cwd),
             env={**ENVIRONMENT, **{key: str(value) for key, value in env.items()}},
             stdin=subprocess.DEVNULL,
@@ -75,6 +74,12 @@ def ranks(
         out, err = process.communicate(timeout=90)
         ended.append(Run(process.returncode, out.decode(), err.decode()))
     return ended
+
+
+def torchrun() -> list[str]:
+    """The tool in two processes that torchrun starts and watches."""
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    return [*quick_python(), *words, *quick_python(), "-m", "sublaplace_cli"]
 
 
 def leader(runs: list[Run]) -> Run:
@@ -105,9 +110,8 @@ def test_torchrun_gives_the_result_of_one_process(tool: Tool, tmp_path: Path) ->
     project = Project(tmp_path / "p")
     choice = ("evaluate", "--method", METHODS, "--k", "3,30", "--dtype", "float64", "--json")
     alone = tool(*choice, "--run-dir", tmp_path / "alone", cwd=project.folder).json()
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*torchrun, "-m", "sublaplace_cli", *choice, "--run-dir", str(tmp_path / "two")],
+        [*torchrun(), *choice, "--run-dir", str(tmp_path / "two")],
         cwd=project.folder,
         env=ENVIRONMENT,
         stdin=subprocess.DEVNULL,
@@ -224,7 +228,6 @@ def test_a_rank_that_dies_ends_all_with_3_and_the_next_run_goes_on(mortal: Proje
 def forward_passes_before_work(project: Project, tmp_path: Path) -> int:
     """How often the network is called before the first pass over the training rows."""
     low, high = 1, PREPARING
-    env = {"PYTHONPATH": f"{ENVIRONMENT['PYTHONPATH']}{os.pathsep}{project.folder}"}
     code = (
         "from pathlib import Path\n"
         "from sublaplace_cli.cli.settings import Settings\n"
@@ -238,7 +241,7 @@ def forward_passes_before_work(project: Project, tmp_path: Path) -> int:
         "    print(type(run.passes.model).calls)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=project.folder, env={**ENVIRONMENT, **env}, capture_output=True, check=True
+        [*quick_python(), "-c", code], cwd=project.folder, env=ENVIRONMENT, capture_output=True, check=True
     )
     found = int(done.stdout)
     assert low < found < high
@@ -259,9 +262,8 @@ def test_a_rank_that_does_not_see_the_run_folder(mortal: Project, tmp_path: Path
 @pytest.mark.parametrize("victim", ["the first rank", "torchrun"])
 def test_under_torchrun_one_message_says_what_happened(mortal: Project, tmp_path: Path, victim: str) -> None:
     calls = forward_passes_before_work(mortal, tmp_path)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     running = subprocess.Popen(
-        [*torchrun, "-m", "sublaplace_cli", *CHOICE],
+        [*torchrun(), *CHOICE],
         cwd=mortal.folder,
         env={**ENVIRONMENT, "NAP_AT": str(calls + 2)},
         stdin=subprocess.DEVNULL,
@@ -315,9 +317,8 @@ def test_an_error_of_another_rank_is_told_by_the_first(mortal: Project, tmp_path
 
 def test_torchrun_names_the_exit_code_of_a_lost_rank(mortal: Project, tmp_path: Path) -> None:
     """torchrun itself ends with 1 whatever happened; its report has the code, our message is above it."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*torchrun, "-m", "sublaplace_cli", *CHOICE],
+        [*torchrun(), *CHOICE],
         cwd=mortal.folder,
         env={**ENVIRONMENT, "RAISE_AT": str(forward_passes_before_work(mortal, tmp_path) + 2)},
         stdin=subprocess.DEVNULL,

@@ -9,7 +9,7 @@ devices in one operator, other than scalars and indices. What ran on the CPU alo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,7 +50,8 @@ class DeviceTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return run(func, args, kwargs or {})
+        kwargs = kwargs or {}
+        return run(func, args, kwargs, tensors_in((args, kwargs)))
 
     def tolist(self) -> Any:
         return self.raw.tolist()  # which PyTorch refuses to subclasses
@@ -72,21 +73,24 @@ class SecondDevice(TorchDispatchMode):
         self.refused = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = run(func, args, kwargs or {})
-        for leaf in tensors_in(result):
+        kwargs = kwargs or {}
+        inputs = tensors_in((args, kwargs))
+        result = run(func, args, kwargs, inputs)
+        outputs = tensors_in(result)
+        for leaf in outputs if self.largest is not None else []:
             size = leaf.numel() * leaf.element_size()
-            if self.largest is not None and isinstance(leaf, DeviceTensor) and size > self.largest:
+            if isinstance(leaf, DeviceTensor) and size > self.largest:
                 self.refused += 1
                 raise torch.OutOfMemoryError(f"injected: no room for {size} bytes")
-        if not any(isinstance(leaf, DeviceTensor) for leaf in tensors_in((args, kwargs, result))):
+        if DeviceTensor not in map(type, inputs + outputs):
             self.on_cpu[func.overloadpacket.__name__] += 1
         return result
 
 
-def run(func: Any, args: Any, kwargs: Any) -> Any:
+def run(func: Any, args: Any, kwargs: Any, inputs: list[Tensor]) -> Any:
     """One operator on the CPU tensors inside, its results wrapped where the device would have made them."""
-    mine = [leaf for leaf in tensors_in((args, kwargs)) if isinstance(leaf, DeviceTensor)]
-    if mine and func.overloadpacket not in COPYING:
+    mine = [leaf for leaf in inputs if isinstance(leaf, DeviceTensor)]
+    if len(inputs) > len(mine) > 0 and func.overloadpacket not in COPYING:
         refuse_mixes(func, args, kwargs)
     on_device = bool(mine)
     if kwargs.get("device") is not None:
@@ -116,15 +120,19 @@ def refuse_mixes(func: Any, args: Any, kwargs: Any) -> None:
             raise MixedDevicesError(f"{func}: a CPU tensor of shape {tuple(leaf.shape)} among tensors of the device")
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
     """All tensors in the arguments or results of an operator."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        yield from tensors_in(list(value.values()))
+    found: list[Tensor] = []
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, (tuple, list)):
+            waiting += item
+        elif isinstance(item, dict):
+            waiting += item.values()
+    return found
 
 
 def mapped(change: Callable[[Any], Any], value: Any) -> Any:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli.cli_tools import quick_python
 
 # What the package may do on the CPU while a device is at hand: draw and count indices, read and write files.
 # None of these belongs to that.
@@ -26,7 +26,7 @@ ARITHMETIC = {
 def outcome(script: str, *args: str) -> dict[str, Any]:
     """What a check prints, from a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(Path(__file__).with_name(script)), *args],
+        [*quick_python(), str(Path(__file__).with_name(script)), *args],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,

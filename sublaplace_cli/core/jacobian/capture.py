@@ -1,15 +1,12 @@
 """Network + rows → outputs and Jacobian blocks: formulas where a layer has one, the general path for the rest."""
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ...errors import NumericsError, Reason
 from ..network.checks import non_finite_outputs, require_sound_network
@@ -17,6 +14,7 @@ from ..network.forward import Inputs, evenly_spaced, row_count
 from ..network.layout import Layout, Parameter
 from .autograd import Gradients, batched_jacobian, combined_gradients, rowwise_jacobian
 from .blocks import Block, DenseBlock, joined
+from .footprint import PeakMemory
 from .layer_io import Layer, layer_blocks, recognise
 
 # Working memory of one pass, and its rows. Larger passes are no faster; kernels are slow with very few rows, so a few
@@ -116,33 +114,6 @@ class Capture:
                     name = next(part.name for part in self.layout.parameters if part.offset == block.start)
                     problem = f"the gradient with respect to '{name}' is not finite (row {row} of the pass)"
                     raise NumericsError(problem, reason=Reason.GRADIENT_NOT_FINITE)
-
-
-class PeakMemory(TorchDispatchMode):
-    """After `with PeakMemory() as memory`, `memory.peak` is the most bytes of new tensors that were alive at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live = self.peak = 0
-        self.known: set[int] = set()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and the check would import modules for a second
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage())._cdata not in self.known:
-                self.known.add(storage._cdata)
-                self.live += storage.nbytes()
-                self.peak = max(self.peak, self.live)
-                weakref.finalize(storage, self._release, storage._cdata, storage.nbytes())
-        return result
-
-    def _release(self, key: int, size: int) -> None:
-        self.known.discard(key)
-        self.live -= size
 
 
 def prepare_capture(model: nn.Module, layout: Layout, sample: Inputs, memory: int) -> Capture:

@@ -19,7 +19,7 @@ from .atomic import digest_of, replacing
 
 def write_artifact(path: Path, kind: str, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """Write a small artifact at once; returns the digest that `open_artifact` finds in it."""
-    plans, contents = layout.whole_plans(tensors), {name: layout.bytes_of(tensors[name]) for name in tensors}
+    plans, contents = layout.whole_plans(tensors), layout.bytes_of_all(tensors)
     digests = {name: [hashlib.sha256(contents[name]).hexdigest()] for name in plans}
     header, digest = layout.header_of(kind, meta, plans, digests)
     with replacing(path) as file:

@@ -83,6 +83,10 @@ def offsets_of(header_bytes: int, plans: Mapping[str, TensorPlan]) -> tuple[dict
     return offsets, position
 
 
+def bytes_of_all(tensors: Mapping[str, Tensor]) -> dict[str, memoryview]:
+    return {name: bytes_of(tensor) for name, tensor in tensors.items()}
+
+
 def bytes_of(tensor: Tensor) -> memoryview:
     """The bytes of a tensor; without a copy if it is contiguous and on the CPU."""
     array: Any = tensor.detach().cpu().contiguous().numpy()

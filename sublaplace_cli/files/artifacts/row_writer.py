@@ -1,4 +1,8 @@
-"""Streams rows into a file of the final size, with a record of the finished rows, so that a run can resume."""
+"""Streams rows into an artifact, so that an interrupted run can resume.
+
+safetensors has no streaming writer. So rows are written into a file of the final size, with a record of the finished
+rows in a second file. The file gets its final name when all rows are finished.
+"""
 
 import hashlib
 import json
@@ -10,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from .atomic import PART_SUFFIX, canonical_json, explain_write_errors, publish, sync_folder, write_error, write_text
-from .layout import TensorPlan, bytes_of, header_of, offsets_of
+from .layout import TensorPlan, bytes_of_all, header_of, offsets_of
 
 NO_DIGEST = "0" * 64
 
@@ -60,15 +64,15 @@ class RowWriter:
 
     def write(self, start: int, rows: Mapping[str, Tensor]) -> None:
         """Write the next rows of every tensor; a piece ends only where a write ends."""
-        for name, tensor in rows.items():
-            content, plan = bytes_of(tensor), self.plans[name]
+        for name, content in bytes_of_all(rows).items():
+            plan = self.plans[name]
             try:
                 self.file.seek(self.offsets[name] + start * plan.row_bytes)
                 self.file.write(content)
             except OSError as error:
                 raise write_error(self.path, error) from error
             self.running[name].update(content)
-            end = start + tensor.shape[0]
+            end = start + rows[name].shape[0]
             if end % plan.rows_per_piece == 0 or end == plan.shape[0]:
                 self.digests[name][start // plan.rows_per_piece] = self.running[name].hexdigest()
                 self.running[name] = hashlib.sha256()

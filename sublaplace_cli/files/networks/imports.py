@@ -4,6 +4,7 @@ import importlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from os.path import dirname
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -78,9 +79,12 @@ def _raised(what: str, error: BaseException, field: str) -> UserError:
 def _source_files(package: ModuleType, spec_folder: Path) -> tuple[Path, ...]:
     """The code that the numbers depend on: the package, and all modules loaded from the spec's folder."""
     found = {file.resolve() for folder in getattr(package, "__path__", []) for file in Path(folder).rglob("*.py")}
-    for module in [package, *sys.modules.values()]:
-        source = getattr(module, "__file__", None)
-        if source and (module is package or Path(source).resolve().is_relative_to(spec_folder.resolve())):
-            found.add(Path(source).resolve())
+    loaded = {source for module in [*sys.modules.values()] if (source := getattr(module, "__file__", None))}
+    # torch has thousands of modules in a few hundred folders: each folder is resolved once.
+    root = spec_folder.resolve()
+    inside = {
+        folder for folder in {dirname(source) for source in loaded} if Path(folder).resolve().is_relative_to(root)
+    }
+    found |= {Path(source).resolve() for source in loaded if dirname(source) in inside or source == package.__file__}
     # Some modules name a file that does not exist (torch.classes).
     return tuple(sorted(file for file in found if file.suffix == ".py" and file.is_file()))

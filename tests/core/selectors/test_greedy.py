@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import reference
@@ -301,11 +302,16 @@ def test_the_pool_restricts_the_choice():
 @pytest.mark.parametrize("prior", PRIORS)
 def test_more_candidates_than_a_sweep(memory, prior):
     """Little memory holds the columns of one panel at a time, which changes what is read and not what is chosen."""
+    problem, k, expected = more_than_a_sweep(prior)
+    problem = replace(problem, precision=replace(problem.precision, memory=memory))
+    assert greedy(problem.selection(), k).indices.tolist() == expected
+
+
+@cache
+def more_than_a_sweep(prior):
     p, k = 2 * SWEEP + 50, GREEDY_PANEL + 10
     problem = synthetic(random_matrix(9, 2, p), prior_of(prior, p), sigma2=0.5)
-    problem = replace(problem, precision=replace(problem.precision, memory=memory))
-    expected = reference.greedy_selection_by_rows(problem.J.flatten(0, 1) / 0.5**0.5, problem.v, k)
-    assert greedy(problem.selection(), k).indices.tolist() == expected
+    return problem, k, reference.greedy_selection_by_rows(problem.J.flatten(0, 1) / 0.5**0.5, problem.v, k)
 
 
 @pytest.mark.parametrize(("rows", "memory"), [(8, 1), (8, PLENTY), (610, PLENTY)])

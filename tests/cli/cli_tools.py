@@ -84,10 +84,13 @@ def shell(folder: Path) -> dict[str, str]:
     return {**ENVIRONMENT, "PATH": f"{command.parent}:{os.environ['PATH']}"}
 
 
-def start(*args: Any, cwd: Path, env: dict[str, str] | None = None, **more: Any) -> subprocess.Popen:
-    """The tool in the background."""
+def start(
+    *args: Any, cwd: Path, quick: bool = False, env: dict[str, str] | None = None, **more: Any
+) -> subprocess.Popen:
+    """The tool in the background; quick: through the fork server."""
+    command = [*quick_python(), "-m", "sublaplace_cli"] if quick else COMMAND
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
-    return subprocess.Popen([*COMMAND, *map(str, args)], cwd=cwd, env={**ENVIRONMENT, **(env or {})}, **streams)
+    return subprocess.Popen([*command, *map(str, args)], cwd=cwd, env={**ENVIRONMENT, **(env or {})}, **streams)
 
 
 @cache

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import errno
 import gc
+import importlib
 import json
 import os
+import pkgutil
 import runpy
 import selectors
 import signal
@@ -21,7 +23,6 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-import numpy  # noqa: F401
 import safetensors.torch  # noqa: F401
 import torch
 import torch._dynamo
@@ -29,10 +30,11 @@ import torch.distributed.run
 import torch.func
 from torch.export import load  # noqa: F401
 
-import sublaplace_cli.cli.app
-import sublaplace_cli.commands.runner
-import sublaplace_cli.render.plots  # matplotlib, too, is slow to import
-import sublaplace_cli.render.text  # noqa: F401
+import sublaplace_cli
+
+for found in pkgutil.walk_packages(sublaplace_cli.__path__, "sublaplace_cli."):
+    if not found.name.endswith("__main__"):  # which runs the tool
+        importlib.import_module(found.name)
 
 
 def arm(kind: str, at: int) -> None:

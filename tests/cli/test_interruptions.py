@@ -185,7 +185,7 @@ def test_scores_of_rows_that_are_neither_stored_nor_held_survive_a_kill(
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals(tool: Tool, slow: tuple[Project, Path, dict], tmp_path: Path, number: int, code: int) -> None:
     folder = tmp_path / "r"
-    running = start(*CHOICE, "--json", "--run-dir", folder, cwd=slow[0].folder, env={"NAP": "0.15"})
+    running = start(*CHOICE, "--json", "--run-dir", folder, cwd=slow[0].folder, quick=True, env={"NAP": "0.15"})
     for _ in range(300):
         if list(folder.glob("*.part")):
             break
@@ -205,7 +205,7 @@ def test_signals(tool: Tool, slow: tuple[Project, Path, dict], tmp_path: Path, n
 def test_two_at_once(slow: tuple[Project, Path, dict], tmp_path: Path) -> None:
     folder = tmp_path / "r"
     options = (*CHOICE, "--json", "--run-dir", folder)
-    both = [start(*options, cwd=slow[0].folder, env={"NAP": "0.15"}) for _ in range(2)]
+    both = [start(*options, cwd=slow[0].folder, quick=True, env={"NAP": "0.15"}) for _ in range(2)]
     ended = [process.communicate(timeout=60) for process in both]
     assert [process.returncode for process in both] == [0, 0], ended
     said = [err.decode() for _, err in ended if b"waiting" in err]
@@ -224,7 +224,7 @@ def test_waiting_can_be_interrupted(slow: tuple[Project, Path, dict], tmp_path: 
     folder.mkdir()
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        running = start("evaluate", "--allow-code", "slow", "--run-dir", folder, cwd=slow[0].folder)
+        running = start("evaluate", "--allow-code", "slow", "--run-dir", folder, cwd=slow[0].folder, quick=True)
         assert running.stderr is not None
         assert b"waiting" in running.stderr.readline()
         running.send_signal(signal.SIGTERM)

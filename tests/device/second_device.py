@@ -72,6 +72,10 @@ class SecondDevice(TorchDispatchMode):
         self.largest = largest  # bytes of a tensor for which there is still room
         self.refused = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         inputs = tensors_in((args, kwargs))
@@ -93,6 +97,8 @@ def run(func: Any, args: Any, kwargs: Any, inputs: list[Tensor]) -> Any:
     if len(inputs) > len(mine) > 0 and func.overloadpacket not in COPYING:
         refuse_mixes(func, args, kwargs)
     on_device = bool(mine)
+    if not mine and "device" not in kwargs:
+        return func(*args, **kwargs)
     if kwargs.get("device") is not None:
         on_device = torch.device(kwargs["device"]).type == NAME
         kwargs = {**kwargs, "device": torch.device("cpu")}
@@ -104,8 +110,6 @@ def run(func: Any, args: Any, kwargs: Any, inputs: list[Tensor]) -> Any:
     known = {id(leaf.raw): leaf for leaf in mine}  # what worked in place gives the same tensor again
 
     def wrapped(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
         return known[id(leaf)] if id(leaf) in known else DeviceTensor(leaf)
 
     return mapped(wrapped, result)
@@ -136,12 +140,14 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def mapped(change: Callable[[Any], Any], value: Any) -> Any:
-    """`change` applied to everything inside tuples, lists and dicts."""
+    """`change` applied to every tensor inside tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        return change(value)
     if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
         return type(value)([mapped(change, item) for item in value])
     if isinstance(value, dict):
         return {key: mapped(change, item) for key, item in value.items()}
-    return change(value)
+    return value
 
 
 def unwrapped(leaf: Any) -> Any:

@@ -1,6 +1,8 @@
 """A block is the part of a Jacobian that belongs to one layer, with the sums that are computed from it in float64.
 
 Results add up: over chunks of rows for the squares and `pull`, over blocks for the Gram matrix, the norms and `push`.
+`DenseBlock` holds the Jacobian itself; the others (in `linear`, `conv` and `embedding`) hold the factors of their
+layer's gradient, and are written out where that is cheaper.
 """
 
 from abc import ABC, abstractmethod

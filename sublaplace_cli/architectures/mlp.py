@@ -7,6 +7,7 @@ from torch import nn
 
 from .arguments import one_of, positive_int, refuse_unknown, required, wrong_argument
 
+MOST_HIDDEN = 1000
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "tanh": nn.Tanh,
@@ -26,6 +27,8 @@ def mlp(**args: Any) -> nn.Sequential:
     if not isinstance(hidden, (list, tuple)):
         hint = "for example hidden: [50, 50]; an empty list gives one linear layer"
         raise wrong_argument("mlp", "hidden", hidden, "a list of widths", hint)
+    if len(hidden) > MOST_HIDDEN:
+        raise wrong_argument("mlp", "hidden", f"{len(hidden)} widths", f"at most {MOST_HIDDEN}")
     widths = [positive_int("mlp", f"hidden[{i}]", width) for i, width in enumerate(hidden)]
     outputs = positive_int("mlp", "out", args.get("out", 1))
     activation = ACTIVATIONS[one_of("mlp", "act", args.get("act", "relu"), ACTIVATIONS)]

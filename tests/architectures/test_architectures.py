@@ -44,6 +44,7 @@ def test_every_activation_runs(act: str) -> None:
         ({"in": 2}, "needs the argument 'hidden'"),
         ({"in": 2, "hidden": 3}, "expected a list of widths"),
         ({"in": 2, "hidden": [3, 0]}, r"hidden\[1\]"),
+        ({"in": 2, "hidden": [1] * 1001}, "found '1001 widths', expected at most 1000"),
         ({"in": True, "hidden": [3]}, "found True"),
         ({"in": 10**30, "hidden": [3]}, "whole number"),
         ({"in": 2, "hidden": [3], "act": "rellu"}, "did you mean 'relu'"),

@@ -7,72 +7,89 @@ dictionary keys.
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import UserError
+from .aten_steps import GraphStep, Ref, filled, references
+from .dry_run import dry_run, without_values
+
+MOST_LEVELS = 50
+SLACK = 1 << 29  # bytes above the limit for more rows than one: the caller bounds its rows by other means
+FAILURES = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
 
 
 @dataclass(frozen=True)
-class Ref:
-    """An earlier value, by its name in the graph."""
+class GraphSignature:
+    """What goes into and out of a graph, by the names in it."""
 
-    name: str
-
-
-class InputDevice:
-    """Replaces a device in the file by that of the input, so that the network can be moved."""
-
-
-@dataclass(frozen=True)
-class GraphStep:
-    """One node: the function, its arguments, the names of its results, and the values it is the last to use."""
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    results: tuple[str, ...]
-    unpack: bool
-    last_use_of: tuple[str, ...] = ()
-    layer: str | None = None
+    stored: Mapping[str, str]  # parameters, buffers and constants: graph → exported name
+    unsaved: set[str]  # exported names that are not in state_dict()
+    constants: Mapping[str, Any]
+    inputs: Mapping[str, tuple[int | None, ...]]  # shapes (None: any size)
+    output: str
 
 
 class AtenGraph(nn.Module):
     """Parameters and buffers under their exported names, and the steps from the inputs to the output."""
 
     def __init__(
-        self,
-        tensors: Mapping[str, Tensor],
-        constants: Mapping[str, Any],
-        stored: Mapping[str, str],
-        inputs: Mapping[str, tuple[int | None, ...]],
-        steps: Sequence[GraphStep],
-        output: str,
-        unsaved: set[str],
+        self, tensors: Mapping[str, Tensor], steps: Sequence[GraphStep], signature: GraphSignature, memory: int
     ) -> None:
-        """`stored`: graph → exported name; `inputs`: name → shape (None: any size); `unsaved`: not in state_dict()."""
         super().__init__()
-        self._steps = _through_layers(steps, stored, tensors)
+        self._plain_steps, self._steps = steps, _through_layers(steps, signature.stored, tensors)
         bias_of = {step.layer: f"{step.layer}.bias" in tensors for step in self._steps if step.layer}
         for name, tensor in tensors.items():  # in the order of the file, which named_parameters() keeps
-            _register(self, name, tensor, bias_of, persistent=name not in unsaved)
-        self._constants = dict(constants)
-        self._stored = [(name, operator.attrgetter(exported)) for name, exported in stored.items()]
-        self._inputs = dict(inputs)
-        self._output = output
+            _register(self, name, tensor, bias_of, persistent=name not in signature.unsaved)
+        self._constants, self._inputs, self._output = signature.constants, signature.inputs, signature.output
+        self._stored = [(name, operator.attrgetter(exported)) for name, exported in signature.stored.items()]
+        self._memory = memory
+        self._checked: set[tuple[Any, ...]] = set()
+        self._has_run = False
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
-        values = dict(self._constants)
-        values.update((name, read(self)) for name, read in self._stored)
-        values.update(self._checked_inputs(args, kwargs))
-        device = values[next(iter(self._inputs))].device
+        inputs = self._checked_inputs(args, kwargs)
+        try:
+            self.check_shapes(inputs, self._memory + SLACK)
+            found = self._run(inputs)
+        except FAILURES as error:
+            # The caller tries the first row in several ways, and batched derivatives.
+            if not self._has_run or torch._C._are_functorch_transforms_active():
+                raise
+            shapes = " and ".join(str(tuple(tensor.shape)) for tensor in inputs.values())
+            message = f"the exported network fails for an input of shape {shapes}: {str(error)[:200]}"
+            raise UserError(message, hint="export it again with a free batch dimension") from error
+        self._has_run = True
+        return found
+
+    def check_shapes(self, inputs: Mapping[str, Tensor], memory: int, with_gradients: bool = False) -> None:
+        """Refuse inputs with which an operator gets wrong arguments or the results need more than `memory` bytes.
+
+        With gradients, no result is released before the end; as with more rows than one, there is some slack.
+        """
+        stored = {name: read(self) for name, read in self._stored}
+        masks = {name: int(tensor.sum()) for name, tensor in stored.items() if tensor.dtype == torch.bool}
+        shapes = (*((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items()), *masks.items())
+        if shapes in self._checked:
+            return
+        own, rows = ({name: without_values(t) for name, t in tensors.items()} for tensors in (stored, inputs))
+        steps, allowed = self._plain_steps, memory
+        if with_gradients:
+            steps, allowed = [replace(step, last_use_of=()) for step in steps], memory + SLACK
+        dry_run(steps, {**self._constants, **own}, rows, masks, allowed)
+        self._checked.add(shapes)
+
+    def _run(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        values = {**self._constants, **{name: read(self) for name, read in self._stored}, **inputs}
+        device = next(iter(inputs.values())).device
         for step in self._steps:
             function = step.function if step.layer is None else operator.attrgetter(step.layer)(self)
-            found = function(*_filled(step.args, values, device), **_filled(step.kwargs, values, device))
+            found = function(*filled(step.args, values, device), **filled(step.kwargs, values, device))
             values.update(zip(step.results, found if step.unpack else (found,), strict=True))
             for name in step.last_use_of:
                 del values[name]
@@ -92,49 +109,37 @@ class AtenGraph(nn.Module):
         return tensors
 
 
-def _filled(value: Any, values: Mapping[str, Any], device: torch.device) -> Any:
-    if isinstance(value, Ref):
-        return values[value.name]
-    if isinstance(value, InputDevice):
-        return device
-    if isinstance(value, (list, tuple)):
-        return type(value)(_filled(item, values, device) for item in value)
-    if isinstance(value, Mapping):
-        return {key: _filled(item, values, device) for key, item in value.items()}
-    return value
-
-
-def references(value: Any) -> Iterator[str]:
-    """The names of all earlier values inside an argument."""
-    if isinstance(value, Ref):
-        yield value.name
-    elif isinstance(value, (Mapping, list, tuple)):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from references(item)
-
-
 def _through_layers(
     steps: Sequence[GraphStep], stored: Mapping[str, str], tensors: Mapping[str, Tensor]
 ) -> list[GraphStep]:
     """Each aten.linear calls an nn.Linear if its weight and bias have no other use, so that hooks see the layer."""
     uses = Counter(name for step in steps for name in references((step.args, step.kwargs)))
     owners = Counter(id(tensor) for tensor in tensors.values())
+    inside = Counter(chain.from_iterable(_layers_around(name) for name in tensors))
     changed = []
     for step in steps:
         is_linear = step.function is torch.ops.aten.linear.default and not step.kwargs
         operands = [arg for arg in step.args[1:] if arg is not None] if is_linear else []
         names = [stored.get(arg.name, "") if isinstance(arg, Ref) and uses[arg.name] == 1 else "" for arg in operands]
         layer = names[0].rpartition(".")[0] if names else ""
-        inside = {name for name in tensors if name.startswith(f"{layer}.")}
         expected = [f"{layer}.weight", f"{layer}.bias"][: len(names)]
-        if layer and inside == set(names) and names == expected and all(owners[id(tensors[n])] == 1 for n in names):
+        is_alone = inside[layer] == len(names) and all(owners[id(tensors[name])] == 1 for name in names if name)
+        if layer and names == expected and is_alone:
             step = replace(step, args=step.args[:1], layer=layer)
         changed.append(step)
     return changed
 
 
+def _layers_around(name: str) -> Iterator[str]:
+    """`a`, `a.b` for `a.b.weight`; a layer is not nested deeper than MOST_LEVELS."""
+    parts = name.split(".", MOST_LEVELS)
+    return (".".join(parts[:depth]) for depth in range(1, len(parts)))
+
+
 def _register(root: nn.Module, name: str, tensor: Tensor, bias_of: Mapping[str, bool], *, persistent: bool) -> None:
     module, (*parts, leaf) = root, name.split(".")
+    if len(parts) > MOST_LEVELS:
+        raise UserError(f"'{name[:40]}…' is nested deeper than {MOST_LEVELS} levels")
     for depth, part in enumerate(parts, start=1):
         if part not in module._modules:
             path = ".".join(parts[:depth])

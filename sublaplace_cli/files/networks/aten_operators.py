@@ -1,6 +1,7 @@
 """The operators that a torch.export file may use: none of them reads files, random numbers or raw memory.
 
-To allow another one: 1. check its schema for these three, 2. check that it runs under vmap, 3. add its name here.
+To allow another one: 1. check its schema for these three, 2. check that it runs under vmap, 3. add its name here,
+4. if its kernel trusts sizes, indices or numbers among its arguments, add a line to `argument_checks`.
 """
 
 import operator
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from ...errors import UserError
+from .argument_checks import with_checked_arguments
 
 # arithmetic; comparison; activations; layers; reductions; shapes; constants; the checks that export adds
 _ATEN_NAMES = """
@@ -44,6 +46,10 @@ _ATEN_NAMES = """
     _assert_tensor_metadata _assert_scalar sym_constrain_range sym_constrain_range_for_size
 """
 ATEN = frozenset(_ATEN_NAMES.split())
+WITHOUT_TENSORS = {  # that return none
+    *("sym_size", "sym_numel", "sym_constrain_range", "sym_constrain_range_for_size"),
+    *("_assert_tensor_metadata", "_assert_scalar"),
+}
 ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod, operator.neg)
 LOGIC = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, operator.and_, operator.or_)
 NUMBERS: dict[str, Callable[..., Any]] = {
@@ -62,9 +68,22 @@ def find_function(target: str) -> Callable[..., Any]:
     if len(parts) == 5 and parts[:3] == ["torch", "ops", "aten"] and parts[3].removesuffix("_") in ATEN:
         packet = getattr(torch.ops.aten, parts[3], None)
         if packet is not None and parts[4] in packet.overloads() and "out" not in parts[4]:
-            return getattr(packet, parts[4])
+            function = getattr(packet, parts[4])
+            if parts[3] in WITHOUT_TENSORS or _returns_tensors(function):
+                return with_checked_arguments(function)
     hint = "use build: {import: …} with --allow-code for this network"
     raise UserError(f"it uses the operator {target[:80]!r}, which is not allowed in an exported file", hint=hint)
+
+
+def _returns_tensors(function: torch._ops.OpOverload) -> bool:
+    """Not so the operators of TorchScript on numbers, texts and lists, which have the same names and check nothing."""
+    kinds = [str(value.type) for value in function._schema.returns]
+    return bool(kinds) and set(kinds) <= {"Tensor", "List[Tensor]"}
+
+
+def is_whole_number(value: Any) -> bool:
+    """An integer (or a truth value) of at most 64 bits: torch has no larger ones."""
+    return isinstance(value, int) and -(2**63) <= value < 2**63
 
 
 def _on_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,6 +91,9 @@ def _on_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
         # these functions can also repeat strings and join lists: a forged file could fill the memory
         if not all(isinstance(value, (int, float)) for value in values):
             raise UserError(f"the exported graph calls {function.__name__} on something that is not a number")
-        return function(*values)
+        result = function(*values)
+        if isinstance(result, int) and not is_whole_number(result):
+            raise UserError(f"the exported graph calls {function.__name__} with a result of more than 64 bits")
+        return result
 
     return checked

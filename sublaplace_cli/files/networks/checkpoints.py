@@ -11,6 +11,7 @@ import torch
 
 from ...errors import UserError, suggestion
 from ...sizes import format_bytes
+from ..reading import check_header
 from . import containers
 
 State = dict[str, torch.Tensor]
@@ -33,6 +34,7 @@ def load_state(
             hint = "remove key: from the spec"
             raise UserError(f"{path}: key '{key}' is set, but a safetensors file is flat", hint=hint)
         with _damage_explained(path, "safetensors"):
+            check_header(path)
             state = safetensors.torch.load_file(path)
     else:
         state = _find_state(path, _load_pickled(path, kind), key)
@@ -100,6 +102,11 @@ def _facts_of_zip(path: Path) -> containers.PickleFacts:
 def _facts_of_legacy(path: Path) -> containers.PickleFacts:
     with path.open("rb") as file:
         facts = containers.inspect_pickles(file, 5)  # magic number, protocol, system, object, storage keys
+    # torch fills only the storages in this list; the others would be whatever the memory held before
+    listed = facts.last if isinstance(facts.last, list) else []
+    if not all(type(key) is str for key in listed) or sorted(listed) != sorted(facts.storages):
+        message = f"{path}: refused, its list of storages is not that of its tensors"
+        raise UserError(message, hint="the file is damaged or forged; save it again")
     claimed, size = sum(facts.storages.values()), path.stat().st_size
     if claimed > size:
         message = f"{path}: refused, its tensors claim {format_bytes(claimed)}, the file has {format_bytes(size)}"
@@ -186,7 +193,7 @@ def _strip(path: Path, state: State, prefix: str | None) -> State:
 def _rename(path: Path, state: State, rename: Names) -> State:
     new_names = {name: name for name in state}
     for old, new in sorted(rename.items(), key=lambda item: len(item[0])):  # the longest match wins
-        matches = [name for name in state if name == old or (old.endswith(".") and name.startswith(old))]
+        matches = [name for name in state if name.startswith(old)] if old.endswith(".") else [old] * (old in state)
         if not matches:
             raise UserError(f"{path}: rename '{old}' matches no key", hint=f"the keys are {_some(list(state))}")
         new_names.update({name: new + name[len(old) :] for name in matches})

@@ -1,6 +1,7 @@
 """Inspects a file that is not trusted, without running it: its kind, the members of a zip, the globals of a pickle."""
 
 import difflib
+import io
 import os
 import pickle
 import struct
@@ -11,9 +12,12 @@ from typing import IO, Any, ClassVar, Self
 
 from ...errors import UserError
 from ...sizes import format_bytes
+from ..reading import check_directory
 
 LEGACY_TORCH_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 LOCAL_HEADER_BYTES = 30
+MOST_PICKLE_BYTES = 8 * 2**20  # names and shapes of 50,000 tensors; each byte may cost a microsecond and 60 bytes
+MOST_GLOBALS = 1000
 FOREIGN = {
     b"version https://git-lfs": "a Git LFS pointer, not the file itself (run `git lfs pull`)",
     b"\x89HDF": "an HDF5 file (Keras?)",
@@ -89,8 +93,9 @@ def content_kind(path: Path) -> str:
 def open_zip(path: Path, what: str) -> zipfile.ZipFile:
     """Open a zip archive for its member names; call `check_members` before reading a member."""
     try:
+        check_directory(path)
         return zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
+    except DAMAGE as error:
         message = f"{path}: is a damaged or truncated zip archive ({error}), expected {what}"
         raise UserError(message, hint="copy or save it again") from error
 
@@ -102,19 +107,21 @@ def check_members(path: Path, archive: zipfile.ZipFile) -> None:
     # zipfile and torch's reader must see the same members: no bytes outside of them, no name twice.
     if archive.comment or (archive.infolist() and min(i.header_offset for i in archive.infolist()) != 0):
         raise _suspicious(path, "has bytes before its first or after its last member")
+    if len({info.filename.split("/", 1)[0] for info in archive.infolist()}) > 1:
+        raise _suspicious(path, "its members are not all in one folder")
     for info in sorted(archive.infolist(), key=lambda i: i.header_offset):
         if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
             raise _suspicious(path, f"member '{info.filename}' is compressed, which torch never does")
         if info.flag_bits & 0x1:
             raise _suspicious(path, f"member '{info.filename}' is encrypted")
-        if info.filename in seen:
+        if info.filename.casefold() in seen:  # torch's reader ignores case
             raise _suspicious(path, f"member '{info.filename}' occurs twice")
         if info.header_offset < end:
             raise _suspicious(path, f"member '{info.filename}' overlaps another one")
         end = info.header_offset + LOCAL_HEADER_BYTES + info.file_size
         if end > size:
             raise _suspicious(path, f"member '{info.filename}' is larger than the file")
-        seen.add(info.filename)
+        seen.add(info.filename.casefold())
 
 
 def _suspicious(path: Path, reason: str) -> UserError:
@@ -130,10 +137,11 @@ def members_without_root(archive: zipfile.ZipFile) -> dict[str, str]:
 
 @dataclass
 class PickleFacts:
-    """The full names of the globals, and the bytes that each storage key claims."""
+    """The full names of the globals, the bytes that each storage key claims, and the last value."""
 
     globals: set[str] = field(default_factory=set)
     storages: dict[str, int] = field(default_factory=dict)
+    last: Any = None
 
     def needs_code(self) -> list[str]:
         return sorted(name for name in self.globals - HARMLESS if not name.startswith("torch._utils._rebuild_"))
@@ -169,10 +177,16 @@ class _Inspector(pickle._Unpickler):
     def __init__(self, file: IO[bytes], facts: PickleFacts) -> None:
         super().__init__(file, encoding="utf-8")
         self.facts = facts
+        self.classes: dict[str, type[_Inert]] = {}
 
     def find_class(self, module: str, name: str) -> type[_Inert]:
-        self.facts.globals.add(f"{module}.{name}")
-        return type("Inert", (_Inert,), {"origin": f"{module}.{name}"})
+        origin = f"{module}.{name}"
+        if origin not in self.classes:
+            if len(self.classes) >= MOST_GLOBALS:
+                raise pickle.UnpicklingError(f"it names more than {MOST_GLOBALS} classes and functions")
+            self.classes[origin] = type("Inert", (_Inert,), {"origin": origin})
+            self.facts.globals.add(origin)
+        return self.classes[origin]
 
     def persistent_load(self, pid: Any) -> Any:
         if isinstance(pid, tuple) and len(pid) > 1 and pid[0] == "module":
@@ -181,17 +195,25 @@ class _Inspector(pickle._Unpickler):
             raise pickle.UnpicklingError(f"unknown persistent id {str(pid)[:80]}")
         storage_type = getattr(pid[1], "origin", "").rpartition(".")[2]
         numel = pid[4]
+        if type(pid[2]) is not str:  # torch tells 5 and "5" apart
+            raise pickle.UnpicklingError(f"the key of a storage is {str(pid[2])[:40]}, expected a text")
         if storage_type not in ITEM_BYTES or type(numel) is not int or numel < 0:
             raise pickle.UnpicklingError(f"unknown storage {storage_type or pid[1]!r} of {numel!r} items")
         claimed = numel * ITEM_BYTES[storage_type]
-        key = str(pid[2])
+        key = pid[2]
         self.facts.storages[key] = max(claimed, self.facts.storages.get(key, 0))
         return _Inert()
 
 
 def inspect_pickles(file: IO[bytes], count: int) -> PickleFacts:
     """The facts of `count` pickles, one after the other in `file`."""
-    facts = PickleFacts()
-    for _ in range(count):
-        _Inspector(file, facts).load()
+    facts, content = PickleFacts(), file.read(MOST_PICKLE_BYTES + 1)
+    stream = io.BytesIO(content)
+    try:
+        for _ in range(count):
+            facts.last = _Inspector(stream, facts).load()
+    except EOFError:
+        if len(content) <= MOST_PICKLE_BYTES:
+            raise
+        raise pickle.UnpicklingError(f"its pickle is larger than {format_bytes(MOST_PICKLE_BYTES)}") from None
     return facts

@@ -12,11 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...core.jacobian.capture import SAMPLE_ROWS
 from ...errors import UserError
+from ...json_files import parse_json
 from ...sizes import format_bytes
-from .aten_graph import AtenGraph, GraphStep, InputDevice, Ref, references
-from .aten_operators import TRAINING_FLAG, find_function
-from .containers import check_file, check_members, content_kind, members_without_root, open_zip
+from .aten_graph import AtenGraph, GraphSignature
+from .aten_operators import TRAINING_FLAG, find_function, is_whole_number
+from .aten_steps import GraphStep, InputDevice, Ref, references
+from .containers import DAMAGE, check_file, check_members, content_kind, members_without_root, open_zip, refuse_above
 
 EXPORTED_FILE = "a torch.export file (.pt2)"
 REEXPORT = "save it again with torch.export.save of torch 2.10 or later"
@@ -50,56 +53,76 @@ def load_exported(path: Path, *, memory: int) -> nn.Module:
     with open_zip(path, EXPORTED_FILE) as archive:
         check_members(path, archive)
         members = members_without_root(archive)
-        _refuse_other_members(path, archive, members)
         try:
-            return _network(archive, members)
+            _refuse_other_members(archive, members)
+            return _network(archive, members, memory)
         except UserError as error:
             raise UserError(f"{path}: {error.message}", hint=error.hint) from error
-        # raised by JSON that does not have the expected form
-        except (LookupError, TypeError, ValueError, AttributeError, RecursionError, RuntimeError) as error:
-            message = f"its content is not what torch.export writes ({type(error).__name__}: {str(error)[:120]})"
+        except DAMAGE as error:
+            message = f"is damaged, or not what torch.export writes ({type(error).__name__}: {str(error)[:120]})"
             raise UserError(f"{path}: {message}", hint=REEXPORT) from error
 
 
-def _refuse_other_members(path: Path, archive: zipfile.ZipFile, members: Mapping[str, str]) -> None:
+def _refuse_other_members(archive: zipfile.ZipFile, members: Mapping[str, str]) -> None:
     if "constants.pkl" in members or "data.pkl" in members:
-        raise UserError(f"{path}: is a torch.save or TorchScript file, expected {EXPORTED_FILE}")
+        raise UserError(f"is a torch.save or TorchScript file, expected {EXPORTED_FILE}")
     if "serialized_exported_program.json" in members or f"{WEIGHTS}model.pt" in members:
-        raise UserError(f"{path}: is a torch.export file of an older format, which contains pickles", hint=REEXPORT)
+        raise UserError("is a torch.export file of an older format, which contains pickles", hint=REEXPORT)
     strange = [name for name in members if not MEMBERS.fullmatch(name)]
     if strange:
-        raise UserError(f"{path}: has the unknown member '{strange[0]}', expected {EXPORTED_FILE}", hint=REEXPORT)
+        raise UserError(f"has the unknown member '{strange[0]}', expected {EXPORTED_FILE}", hint=REEXPORT)
     if GRAPH not in members:
-        raise UserError(f"{path}: has no {GRAPH}, expected {EXPORTED_FILE}", hint=REEXPORT)
+        raise UserError(f"has no {GRAPH}, expected {EXPORTED_FILE}", hint=REEXPORT)
     if "byteorder" in members and archive.read(members["byteorder"]) != b"little":
-        raise UserError(f"{path}: was written on a big-endian machine, expected little-endian", hint=REEXPORT)
+        raise UserError("was written on a big-endian machine, expected little-endian", hint=REEXPORT)
 
 
-def _network(archive: zipfile.ZipFile, members: Mapping[str, str]) -> nn.Module:
-    program = json.loads(archive.read(members[GRAPH]))
+def _network(archive: zipfile.ZipFile, members: Mapping[str, str], memory: int) -> nn.Module:
+    program = parse_json(archive.read(members[GRAPH]).decode())
     major = program["schema_version"]["major"]
     if major != SCHEMA_MAJOR:
         raise UserError(f"is of schema version {major}, expected {SCHEMA_MAJOR}", hint=REEXPORT)
     module, graph = program["graph_module"], program["graph_module"]["graph"]
-    tensors = _read_tensors(archive, members, WEIGHTS, "model_weights_config.json")
-    constant_tensors = _read_tensors(archive, members, CONSTANTS, "model_constants_config.json")
+    tensors = _read_tensors(archive, members, WEIGHTS, "model_weights_config.json", memory)
+    constant_tensors = _read_tensors(archive, members, CONSTANTS, "model_constants_config.json", memory)
     stored, constants, inputs = _graph_inputs(module["signature"]["input_specs"], graph["tensor_values"])
     used = {name: (tensors | constant_tensors)[name] for name in stored.values()}
     steps = _graph_steps(graph["nodes"], {*stored, *constants, *inputs}, set(stored))
     output = _single_output(module["signature"]["output_specs"])
     steps = _free_early(steps, output, set(stored))
-    return AtenGraph(used, constants, stored, inputs, steps, output, set(constant_tensors)).eval()
+    signature = GraphSignature(stored, set(constant_tensors), constants, inputs, output)
+    network = AtenGraph(used, steps, signature, memory)
+    if all(sizes := [_example_shape(graph["tensor_values"][name]["sizes"]) for name in inputs]):
+        dtypes = [SCALAR_TYPES[graph["tensor_values"][name]["dtype"]] for name in inputs]
+        for n_rows, with_gradients in ((1, False), (SAMPLE_ROWS, True)):  # the first pass takes that many
+            shapes = [(n_rows, *size[1:]) for size in sizes]
+            rows = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in zip(shapes, dtypes, strict=True)]
+            network.check_shapes(dict(zip(inputs, rows, strict=True)), memory, with_gradients)
+    return network.eval()
 
 
-def _read_tensors(archive: zipfile.ZipFile, members: Mapping[str, str], folder: str, config: str) -> dict[str, Tensor]:
+def _example_shape(sizes: list[dict[str, Any]]) -> list[int]:
+    """One row, with the sizes at export on free axes; [] if one of them is not known."""
+    hints = [size if "as_int" in size else size["as_expr"].get("hint") for size in sizes[1:]]
+    known = all(hint and "as_int" in hint for hint in hints)
+    return [1, *(_size(hint) for hint in hints)] if known else []
+
+
+def _read_tensors(
+    archive: zipfile.ZipFile, members: Mapping[str, str], folder: str, config: str, memory: int
+) -> dict[str, Tensor]:
     read: dict[str, Tensor] = {}
     tensors: dict[str, Tensor] = {}
-    for name, entry in json.loads(archive.read(members[folder + config]))["config"].items():
+    held = 0
+    for name, entry in parse_json(archive.read(members[folder + config]).decode())["config"].items():
         if entry["use_pickle"] or entry["tensor_meta"] is None or not re.fullmatch(r"\w+_\d+", entry["path_name"]):
             raise UserError(f"stores '{name}' as a pickle, which would run code; expected a plain tensor")
         identity = json.dumps(entry, sort_keys=True)  # tied tensors have the same entry and stay one tensor
         if identity not in read:
-            read[identity] = _tensor(name, archive.read(members[folder + entry["path_name"]]), entry)
+            data = archive.read(members[folder + entry["path_name"]])
+            held += len(data)  # one member may be named by many entries
+            refuse_above(memory, held, "its tensors need")
+            read[identity] = _tensor(name, data, entry)
         tensors[name] = read[identity]
     return tensors
 
@@ -214,13 +237,14 @@ def _argument(argument: dict[str, Any], known: set[str]) -> Any:
 
 def _plain(value: Any) -> Any:
     items = value if isinstance(value, list) else [value]
-    if not all(isinstance(item, (int, float, bool, str)) for item in items):
+    if not all(isinstance(item, (float, str)) or is_whole_number(item) for item in items):
         raise UserError(f"has the argument {str(value)[:40]!r}, expected plain numbers")
     return value
 
 
 def _symbolic(value: dict[str, Any], known: set[str]) -> Any:
-    return _known(value["as_name"], known) if "as_name" in value else _plain(next(iter(value.values())))
+    ((kind, content),) = value.items()
+    return _known(content, known) if kind == "as_name" else _plain(content)
 
 
 READERS: dict[str, Callable[[Any, set[str]], Any]] = {

@@ -110,8 +110,8 @@ def _checked_weights(
             _listing("unexpected", unexpected, lambda name: _shape(state[name])),
             _listing("wrong shape", wrong, lambda n: f"{_shape(found[n])}, expected {_shape(expected[n])}"),
         ]
-        message = f"{path}: the weights do not fit {field}.build\n" + "\n".join(filter(None, problems))
-        raise UserError(message, hint=_hint(_fitting_prefix(state, expected), missing, unexpected, wrong))
+        lines = [f"{path}: the weights do not fit {field}.build", *filter(None, problems)]
+        raise UserError(lines, hint=_hint(_fitting_prefix(state, expected), missing, unexpected, wrong))
     for name, tensor in found.items():
         if expected[name].is_floating_point() != tensor.is_floating_point():
             kind = "floating point" if expected[name].is_floating_point() else expected[name].dtype

@@ -226,6 +226,80 @@ def test_storage_larger_than_its_record(tmp_path: Path) -> None:
         load_state(path, memory=MEMORY)
 
 
+@pytest.mark.parametrize("hidden", ["another folder", "another case"])
+def test_torch_must_read_the_pickle_that_was_inspected(tmp_path: Path, hidden: str) -> None:
+    """A harmless pickle is inspected, while torch would read the other one, whose storage is too short."""
+    path, harmless = save(tmp_path / "w.pt", STATE), save(tmp_path / "harmless.pt", {"a": 1})
+    with zipfile.ZipFile(path) as archive:
+        members = {name.split("/", 1)[1]: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(harmless) as archive:
+        pickled = next(archive.read(name) for name in archive.namelist() if name.endswith("data.pkl"))
+    with zipfile.ZipFile(path, "w") as archive:
+        if hidden == "another case":
+            archive.writestr("x/data.pkl", pickled)
+            members["DATA.PKL"] = members.pop("data.pkl")
+        for name, content in members.items():
+            archive.writestr(f"x/{name}", content[:4] if name == "data/0" else content)
+        if hidden == "another folder":
+            archive.writestr("data.pkl", pickled)
+    with pytest.raises(UserError, match=r"refused, .*(in one folder|occurs twice)"):
+        load_state(path, memory=MEMORY)
+
+
+def test_legacy_storages_that_torch_would_not_fill(tmp_path: Path) -> None:
+    """Without its key in the list at the end, a storage keeps what the memory held before."""
+    path = save(tmp_path / "w.pt", STATE, _use_new_zipfile_serialization=False)
+    content = path.read_bytes()
+    stream = io.BytesIO(content)
+
+    class Names(pickle._Unpickler):  # the Python one: it leaves the stream at the end of its pickle
+        persistent_load = staticmethod(lambda key: key)
+
+        def find_class(self, module: str, name: str) -> Any:
+            return lambda *args: None
+
+    for _ in range(4):
+        Names(stream).load()
+    path.write_bytes(content[: stream.tell()] + pickle.dumps([], 2) + bytes(4096))
+    with pytest.raises(UserError, match="its list of storages is not that of its tensors"):
+        load_state(path, memory=MEMORY)
+
+
+def test_keys_of_storages_are_texts(tmp_path: Path) -> None:
+    """torch tells 5 and "5" apart: of two such storages, one would not be filled."""
+    path = save(tmp_path / "w.pt", {"a": torch.ones(2)}, _use_new_zipfile_serialization=False)
+    content = path.read_bytes()
+    key = content[content.index(b"FloatStorage") :].split(b"X", 1)[1]
+    length = int.from_bytes(key[:4], "little")
+    path.write_bytes(content.replace(b"X" + key[: 4 + length], b"K\x05", 1))
+    with pytest.raises(UserError, match="the key of a storage is 5, expected a text"):
+        load_state(path, memory=MEMORY)
+
+
+@pytest.mark.parametrize("content", [b"]" * (9 << 20), b"N0" * (5 << 20)])
+def test_a_pickle_that_is_too_large_to_inspect(tmp_path: Path, content: bytes) -> None:
+    path = save(tmp_path / "w.pt", STATE)
+    rezip(path, data__pkl=b"\x80\x02" + content + b"N.")
+    with pytest.raises(UserError, match=r"its pickle is larger than 8\.0 MiB"):
+        load_state(path, memory=MEMORY)
+
+
+def test_a_pickle_that_names_thousands_of_classes(tmp_path: Path) -> None:
+    path = save(tmp_path / "w.pt", STATE)
+    rezip(path, data__pkl=b"\x80\x02" + b"".join(b"ca%d\nb\n0" % i for i in range(2000)) + b"N.")
+    with pytest.raises(UserError, match="more than 1000 classes and functions"):
+        load_state(path, memory=MEMORY)
+
+
+def test_a_header_of_a_million_names(tmp_path: Path) -> None:
+    entries = ",".join(f'"{i:x}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(400_000))
+    head = f"{{{entries}}}".encode()
+    head += b" " * (-len(head) % 8)
+    (tmp_path / "w.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+    with pytest.raises(UserError, match=r"its header has .* more than 16\.0 MiB"):
+        load_state(tmp_path / "w.safetensors", memory=MEMORY)
+
+
 def test_legacy_storage_larger_than_the_file(tmp_path: Path) -> None:
     path = save(tmp_path / "m.pt", {"w": torch.zeros(200)}, _use_new_zipfile_serialization=False)
     path.write_bytes(path.read_bytes().replace(b"K\xc8", b"\x8a\x07" + (10**15).to_bytes(7, "little")))

@@ -121,6 +121,24 @@ def test_a_bias_that_is_computed_stays(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded(x), original(x))
 
 
+def test_a_stored_mask_selects_columns(tmp_path: Path) -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.tensor([True, False, True]))
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x[:, self.mask])
+
+    original, x = Masked(), torch.randn(4, 3)
+    loaded = load_exported(save(tmp_path / "m.pt2", original, x), memory=MEMORY)
+    assert torch.equal(loaded(x), original(x))
+    loaded.load_state_dict({**original.state_dict(), "mask": torch.tensor([True, True, True])})
+    with pytest.raises(UserError, match=r"fails for an input of shape \(4, 3\)"):
+        loaded(x)
+
+
 def test_modes_dtypes_and_hooks(linear: Path) -> None:
     loaded = load_exported(linear, memory=MEMORY)
     assert loaded.eval() is loaded
@@ -294,6 +312,7 @@ def test_forged_sizes_take_no_memory(linear: Path, field: str, value: Any) -> No
         lambda p: node(p).update(inputs=[{"name": "self", "arg": {"as_tensor": {"name": "nobody"}}, "kind": 1}]),
         lambda p: node(p).update(inputs=[{"name": "self", "arg": {"as_graph": {}}, "kind": 1}]),
         lambda p: node(p).update(inputs=[{"name": "self", "arg": {"as_int": "7"}, "kind": 1}]),
+        lambda p: node(p).update(inputs=[{"name": "self", "arg": {"as_sym_ints": [{}]}, "kind": 1}]),
         lambda p: node(p).update(inputs=7),
         lambda p: node(p).update(target=None),
         lambda p: p["graph_module"]["signature"].update(output_specs=[]),

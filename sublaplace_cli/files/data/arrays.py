@@ -6,19 +6,19 @@ Sizes are read from the headers and checked before memory is allocated: a small 
 import io
 import math
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from ...errors import UserError, suggestion
+from ...errors import UserError
 from ...sizes import format_bytes
-from .sources import ReadRequest, Source, labelled, map_inputs, refuse_if_larger
+from ..reading import COPY_AGAIN, check_directory, check_header, reading
+from .sources import ReadRequest, Source, labelled, map_inputs, refuse_if_larger, suggestion_from_file
 from .tables import Columns, pick_columns
 
 Members = dict[str, zipfile.ZipInfo]
@@ -27,6 +27,7 @@ BOMB_RATIO = 100
 BOMB_BYTES = 256 * 2**20
 READ_BYTES = 4 * 2**20
 HEADER_BYTES = 64 * 2**10
+MOST_AXES = 32  # of any numpy
 SAFETENSORS_ITEM = {"BOOL": 1} | {f"{kind}{8 * size}": size for kind in "UIF" for size in (1, 2, 4, 8)}
 
 
@@ -36,7 +37,7 @@ def _wanted(request: ReadRequest, names: set[str]) -> tuple[Any, str | None]:
     if arrays is None:
         default = next((name for name in ("x", "X") if name in names), None)
         if default is None:
-            hint = f"name the input in data.arrays; available: {', '.join(sorted(names)) or 'none'}"
+            hint = f"name the input in data.arrays; {suggestion_from_file('x', names or ['none'])}"
             raise UserError(f"{request.path}: data.arrays is not set, and there is no array 'x' or 'X'", hint=hint)
         return default, "y" if "y" in names else None
     inputs = tuple(arrays.input) if isinstance(arrays.input, list) else arrays.input
@@ -51,7 +52,7 @@ def _named_source(
 
     def known_size(name: str) -> int:
         if name not in names:
-            raise UserError(f"{request.path}: no array '{name}'", hint=suggestion(name, names))
+            raise UserError(f"{request.path}: no array '{name}'", hint=suggestion_from_file(name, names))
         return size(name)
 
     def other_array(name: str) -> np.ndarray:
@@ -68,7 +69,9 @@ def _named_source(
 
 
 @dataclass(frozen=True)
-class _Header:
+class NpyHeader:
+    """What the header of a .npy file declares, and where the numbers begin."""
+
     shape: tuple[int, ...]
     order: Literal["C", "F"]
     dtype: np.dtype[Any]
@@ -79,11 +82,11 @@ class _Header:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def _read_header(head: bytes, file_bytes: int, where: str) -> _Header:
+def npy_header(head: bytes, file_bytes: int, where: str) -> NpyHeader:
     """The .npy header in the first HEADER_BYTES; the file must have the size that it declares."""
     # Not from the file: numpy reads a header of any declared length before it checks that length.
     stream = io.BytesIO(head)
-    try:
+    with reading(where, "bad .npy header", "save it again with numpy"):
         version = np.lib.format.read_magic(stream)
         if version == (1, 0):
             shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
@@ -91,16 +94,16 @@ def _read_header(head: bytes, file_bytes: int, where: str) -> _Header:
             shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
         else:
             raise ValueError(f"npy version {version} is not supported")
-    except (ValueError, TypeError, SyntaxError, KeyError, RecursionError, MemoryError) as error:
-        raise UserError(f"{where}: bad .npy header: {error}", hint="save it again with numpy") from None
     if dtype.hasobject:
         hint = "save it as numbers, e.g. numpy.savez(file, x=numpy.asarray(x, dtype='float32'))"
         raise UserError(f"{where}: an array of Python objects is refused: reading it would run pickled code", hint=hint)
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
         raise UserError(f"{where}: dtype {dtype} is not supported", hint="save it as float32, float64 or integers")
-    if any(length < 0 for length in shape):
+    # Without the zeros: numpy refuses such a shape even for an array that is empty.
+    nominal_bytes = math.prod(max(length, 1) for length in shape) * dtype.itemsize
+    if any(length < 0 for length in shape) or nominal_bytes >= 2**63 or len(shape) > MOST_AXES:
         raise UserError(f"{where}: bad .npy header: shape {shape}", hint="save it again with numpy")
-    header = _Header(shape, "F" if fortran else "C", dtype, stream.tell())
+    header = NpyHeader(shape, "F" if fortran else "C", dtype, stream.tell())
     if header.offset + header.data_bytes != file_bytes:
         declared = f"{header.data_bytes} bytes (shape {shape}, {dtype})"
         message = f"{where}: its header declares {declared}, but the file has {file_bytes - header.offset}"
@@ -111,18 +114,13 @@ def _read_header(head: bytes, file_bytes: int, where: str) -> _Header:
 def read_npz(request: ReadRequest) -> Source:
     """Arrays of an .npz file; only the members needed are read."""
     path = request.path
-    try:
-        with zipfile.ZipFile(path) as archive:
-            infos = [info for info in archive.infolist() if info.filename.endswith(".npy")]
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise _unreadable(path, error) from None
+    with reading(path, "not a readable npz file"):
+        check_directory(path)
+    with reading(path, "not a readable npz file"), zipfile.ZipFile(path) as archive:
+        infos = [info for info in archive.infolist() if info.filename.endswith(".npy")]
     members = {info.filename.removesuffix(".npy"): info for info in infos}
     size, load = partial(_member_bytes, path, members), partial(_load_member, path, members)
     return _named_source(request, set(members), size, load)
-
-
-def _unreadable(path: Path, error: Exception, what: str = "npz") -> UserError:
-    return UserError(f"{path}: not a readable {what} file: {error}", hint="is it complete? copy or save it again")
 
 
 def _member_bytes(path: Path, members: Members, name: str) -> int:
@@ -136,33 +134,30 @@ def _member_bytes(path: Path, members: Members, name: str) -> int:
         ratio = info.file_size // max(1, info.compress_size)
         message = f"{where} expands {ratio}-fold to {format_bytes(info.file_size)}: refused as a decompression bomb"
         raise UserError(message, hint="if you trust the file, save it again with numpy.savez (not compressed)")
-    with _opened(path, info) as stream:
-        return _read_header(stream.read(HEADER_BYTES), info.file_size, where).data_bytes
+    return npy_header(next(_parts(path, info), b""), info.file_size, where).data_bytes
 
 
-@contextmanager
-def _opened(path: Path, info: zipfile.ZipInfo) -> Iterator[IO[bytes]]:
-    try:
-        with zipfile.ZipFile(path) as archive, archive.open(info) as stream:
-            yield stream
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:
-        raise _unreadable(path, error) from None
+def _parts(path: Path, info: zipfile.ZipInfo) -> Iterator[bytes]:
+    """The content of a member: its first HEADER_BYTES, then larger parts; its checksum is verified after the last."""
+    with reading(path, "not a readable npz file"), zipfile.ZipFile(path) as archive, archive.open(info) as stream:
+        size = HEADER_BYTES
+        while part := stream.read(size):
+            yield part
+            size = READ_BYTES
 
 
 def _load_member(path: Path, members: Members, name: str) -> np.ndarray:
-    info = members[name]
-    with _opened(path, info) as stream:
-        head = stream.read(HEADER_BYTES)
-        header = _read_header(head, info.file_size, f"{path}: array '{name}'")
-        flat = np.empty(math.prod(header.shape), dtype=header.dtype)
-        target, filled, part = flat.view(np.uint8), 0, head[header.offset :]
-        # Read to the end of the stream: only there is the checksum verified.
-        while part:
-            target[filled : filled + len(part)] = np.frombuffer(part, dtype=np.uint8)
-            filled += len(part)
-            part = stream.read(READ_BYTES)
-        if filled < len(target):
-            raise EOFError(f"array '{name}' ends after {filled} of {len(target)} bytes")
+    info, where = members[name], f"{path}: array '{name}'"
+    parts = _parts(path, info)
+    head = next(parts, b"")
+    header = npy_header(head, info.file_size, where)
+    flat = np.empty(math.prod(header.shape), dtype=header.dtype)
+    target, filled = flat.view(np.uint8), 0
+    for part in chain([head[header.offset :]], parts):
+        target[filled : filled + len(part)] = np.frombuffer(part, dtype=np.uint8)
+        filled += len(part)
+    if filled < len(target):
+        raise UserError(f"{where} ends after {filled} of {len(target)} bytes", hint=COPY_AGAIN)
     if not flat.dtype.isnative:
         flat = flat.byteswap(inplace=True).view(flat.dtype.newbyteorder("="))
     return flat.reshape(header.shape, order=header.order)
@@ -180,7 +175,7 @@ def read_npy(request: ReadRequest) -> Source:
 
 def _map_npy(path: Path) -> np.ndarray:
     with path.open("rb") as stream:
-        header = _read_header(stream.read(HEADER_BYTES), path.stat().st_size, str(path))
+        header = npy_header(stream.read(HEADER_BYTES), path.stat().st_size, str(path))
     if header.data_bytes == 0:  # an empty file range cannot be mapped
         return np.empty(header.shape, header.dtype)
     return np.asarray(np.memmap(path, header.dtype, "r", header.offset, header.shape, header.order))
@@ -204,25 +199,24 @@ def _take_columns(array: np.ndarray, positions: list[int], request: ReadRequest)
 
 def read_safetensors(request: ReadRequest) -> Source:
     """Arrays of a safetensors file; the library checks its header."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    path = request.path
+    path, problem = request.path, "not a readable safetensors file"
 
     def size(name: str) -> int:
-        with safe_open(path, framework="numpy") as file:
+        with reading(path, problem), safe_open(path, framework="numpy") as file:
             part = file.get_slice(name)
-            kind = part.get_dtype()
-            if kind not in SAFETENSORS_ITEM:
-                raise UserError(f"{path}: array '{name}' has dtype {kind}", hint="save it as float32 or integers")
-            return math.prod(part.get_shape()) * SAFETENSORS_ITEM[kind]
+            kind, shape = part.get_dtype(), part.get_shape()
+        if kind not in SAFETENSORS_ITEM:
+            raise UserError(f"{path}: array '{name}' has dtype {kind}", hint="save it as float32 or integers")
+        return math.prod(shape) * SAFETENSORS_ITEM[kind]
 
     def load(name: str) -> np.ndarray:
-        with safe_open(path, framework="numpy") as file:
+        with reading(path, problem), safe_open(path, framework="numpy") as file:
             return file.get_tensor(name)
 
-    try:
+    with reading(path, problem):
+        check_header(path)
         with safe_open(path, framework="numpy") as file:
             names = set(file.keys())
-        return _named_source(request, names, size, load)
-    except (SafetensorError, OSError) as error:
-        raise _unreadable(path, error, "safetensors") from None
+    return _named_source(request, names, size, load)

@@ -6,6 +6,7 @@ To add one: 1. write the reader, 2. add the catalog line, 3. if it needs an opti
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 
 from ... import catalog
 from ...errors import UserError
+from ..reading import reason_of
 from ..spec.data import ArraysSpec, ColumnsSpec, DataSpec, SplitSpec, SplitsSpec
 from ..spec.models import Spec
 from . import transforms
@@ -92,7 +94,9 @@ def load_splits(
             expected = len(target_scale.mean)
             message = f"split '{origin}' has {values.shape[1]} target columns, its standardisation {expected}"
             raise UserError(message, hint="all splits need the same target columns")
-        targets[origin] = target_scale.apply(values)
+        targets[origin] = scaled = target_scale.apply(values)
+        if not (np.abs(scaled) <= transforms.LARGEST_VALUE).all():
+            raise transforms.overflow("data.standardise.target")
     splits = {}
     for name, origin in origins.items():
         part, prepare = chosen[origin], preparations[origin]
@@ -107,8 +111,19 @@ def read_matrix(path: Path, array: str | None, field: str, memory: int) -> np.nd
         raise UserError(f"{field}: {path} is not a .csv, .npz, .npy or .safetensors file")
     columns = ColumnsSpec(input=[array]) if format_name == "csv" and array is not None else None
     arrays = ArraysSpec(input=array or "f") if format_name in ("npz", "safetensors") else None
-    source = catalog.load(catalog.DATA_FORMATS[format_name])(ReadRequest(path, columns, arrays, None, memory))
+    source = _read(format_name, ReadRequest(path, columns, arrays, None, memory))
     return choose(source, SplitSpec(), "predictions", memory).raw  # type: ignore[return-value]
+
+
+def _read(format_name: str, request: ReadRequest) -> Source:
+    """All rows of one file; what the system refuses (no permission, a damaged disk) is reported here."""
+    try:
+        source: Source = catalog.load(catalog.DATA_FORMATS[format_name])(request)
+    except OSError as error:
+        hint = "expected a file that you may read"
+        raise UserError(f"{error.filename or request.path}: cannot be read: {reason_of(error)}", hint=hint) from error
+    check_lengths(source)
+    return source
 
 
 def _read_sources(
@@ -126,11 +141,15 @@ def _read_sources(
         key = path, repr(arrays)
         if key not in read:
             left = memory - sum(source.held for source in read.values())
-            request = ReadRequest(path, data.columns, arrays, None if path == training_path else training_path, left)
-            read[key] = catalog.load(catalog.DATA_FORMATS[data.format])(request)
-            check_lengths(read[key])
+            training = None if path == training_path else training_path
+            allowed = partial(_require_allowed, resolve)
+            read[key] = _read(data.format, ReadRequest(path, data.columns, arrays, training, left, allowed))
         sources[origin] = read[key]
     return sources
+
+
+def _require_allowed(resolve: Resolve, path: Path) -> None:
+    resolve(str(path.absolute()), "data.path")
 
 
 def _split_spec(data: DataSpec, name: str) -> SplitSpec:
@@ -156,7 +175,7 @@ def _path(data: DataSpec, origin: str, resolve: Resolve) -> Path:
     path = resolve(value, field)
     folder = data.format == "imagefolder"
     if not (path.is_dir() if folder else path.is_file()):
-        found = "is missing" if not path.exists() else f"is not a {'folder' if folder else 'file'}"
+        found = "is missing" if not path.exists() else f"is not a {'folder' if folder else 'regular file'}"
         raise UserError(f"{field}: {path} {found}", hint="paths are relative to the folder of the spec")
     return path
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import UserError, suggestion
-from .sources import ReadRequest, Source, refuse_if_larger
+from ...errors import UserError
+from ..reading import reading
+from .sources import ReadRequest, Source, refuse_if_larger, suggestion_from_file
 
 IMAGE_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 # A fixed list: some of Pillow's other readers start external programs.
@@ -23,13 +24,19 @@ def read_imagefolder(request: ReadRequest) -> Source:
     from PIL import Image
 
     files = image_files(request.path)
+    for file in files:
+        request.require_allowed(file)
     targets = _class_numbers(request, files)
     width, height = _common_size(files, Image)
     refuse_if_larger(3 * width * height * len(files), request.memory, f"{request.path}: {len(files)} images")
     images: np.ndarray = np.empty((len(files), height, width, 3), dtype=np.uint8)
     for row, file in enumerate(files):
         with _opened(file, Image) as image:
-            images[row] = np.asarray(image.convert("RGB"))
+            pixels = np.asarray(image.convert("RGB"))
+        if pixels.shape != images.shape[1:]:  # some decoders turn an image or find another size
+            message = f"{file} is {width}x{height} in its header, but {pixels.shape[1]}x{pixels.shape[0]} decoded"
+            raise UserError(message, hint="save it again without an orientation tag")
+        images[row] = pixels
     return Source(request.path, images, targets, held=images.nbytes)
 
 
@@ -58,22 +65,20 @@ def _class_numbers(request: ReadRequest, files: list[Path]) -> np.ndarray:
     for file in files:
         if file.parent.name not in numbers:
             message = f"{request.path}: class '{file.parent.name}' is not among those of {request.training_path}"
-            raise UserError(message, hint=suggestion(file.parent.name, names))
+            raise UserError(message, hint=suggestion_from_file(file.parent.name, names))
     return np.array([numbers[file.parent.name] for file in files], dtype=np.int64)
 
 
 @contextmanager
 def _opened(file: Path, image_class: Any) -> Iterator[Any]:
-    """An image with its header read; errors of decoding inside the block get the same messages."""
-    with warnings.catch_warnings():
+    """An image with its header read; only calls of its decoder belong in the block."""
+    with reading(file, "not a readable image", "remove it, or save it again"), warnings.catch_warnings():
         warnings.simplefilter("error", image_class.DecompressionBombWarning)
         try:
             with image_class.open(file, formats=DECODERS) as image:
                 yield image
         except (image_class.DecompressionBombWarning, image_class.DecompressionBombError) as error:
             raise UserError(f"{file}: refused as a decompression bomb: {error}", hint="scale it down") from None
-        except (OSError, ValueError, SyntaxError, EOFError) as error:
-            raise UserError(f"{file}: not a readable image: {error}", hint="remove it, or save it again") from None
 
 
 def _common_size(files: list[Path], image_class: Any) -> tuple[int, int]:
@@ -81,10 +86,11 @@ def _common_size(files: list[Path], image_class: Any) -> tuple[int, int]:
     sizes = []
     for file in files:
         with _opened(file, image_class) as image:
-            if image.mode.split(";")[0] in DEEP_MODES:
-                raise UserError(f"{file} has mode {image.mode}, expected 8 bits", hint="convert it to 8-bit RGB")
-            sizes.append(image.size)
-            if image.size != sizes[0]:
-                message = "{} is {}x{}, but {} is {}x{}".format(file, *image.size, files[0], *sizes[0])
-                raise UserError(message, hint="all images need the same size: resize them first")
+            mode, size = image.mode, image.size
+        if mode.split(";")[0] in DEEP_MODES:
+            raise UserError(f"{file} has mode {mode}, expected 8 bits", hint="convert it to 8-bit RGB")
+        sizes.append(size)
+        if size != sizes[0]:
+            message = "{} is {}x{}, but {} is {}x{}".format(file, *size, files[0], *sizes[0])
+            raise UserError(message, hint="all images need the same size: resize them first")
     return sizes[0]

@@ -1,20 +1,22 @@
 """The records between a data file and a split, and the choice of rows."""
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...errors import UserError
+from ...errors import UserError, suggestion
 from ...sizes import format_bytes
 from ..spec.data import ArraysSpec, ColumnsSpec, IndicesSpec, SplitSpec
-from .transforms import row_chunks
+from .transforms import LARGEST_VALUE, row_chunks
 
 ArrayInputs = np.ndarray | dict[str, np.ndarray] | tuple[np.ndarray, ...]
 
 BAD_VALUES_SHOWN = 3
+FILE_NAMES_SHOWN, NAMES_SEARCHED, LONGEST_NAME = 50, 20_000, 100
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class ReadRequest:
     arrays: ArraysSpec | None
     training_path: Path | None  # only if it is another file: then this one may lack the target
     memory: int
+    require_allowed: Callable[[Path], object] = lambda path: None  # refuses a link that leads out of the folder
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,15 @@ def labelled(inputs: Any) -> list[tuple[str, Any]]:
     return list(inputs.items()) if isinstance(inputs, dict) else [("", inputs)]
 
 
+def suggestion_from_file(word: str, known: Iterable[str]) -> str:
+    """`suggestion` for names of a file, which may be millions, each of any length."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word[:LONGEST_NAME], names[:NAMES_SEARCHED], n=1)
+    shown = dict.fromkeys(name[:LONGEST_NAME] for name in [*close, *names[:FILE_NAMES_SHOWN]])
+    more = f" and {len(names) - len(shown)} more" if len(names) > FILE_NAMES_SHOWN else ""
+    return suggestion(word[:LONGEST_NAME], shown) + more
+
+
 def refuse_if_larger(size: int, memory: int, what: str) -> None:
     """Refuse data that does not fit, before memory is allocated."""
     if size > memory:
@@ -88,6 +100,8 @@ def check_lengths(source: Source) -> None:
     for what, array in parts:
         if array.ndim == 0:
             raise UserError(f"{source.path}: {what} is a single number", hint="its first axis must be the rows")
+        if 0 in array.shape[1:]:  # its number of rows could be anything, without a byte in the file
+            raise UserError(f"{source.path}: {what} has shape {array.shape}", hint="each row needs a value")
         if len(array) != len(parts[0][1]):
             message = f"{source.path}: {parts[0][0]} has {len(parts[0][1])} rows, {what} has {len(array)}"
             raise UserError(message, hint="the first axis of each array is the rows: all need the same number")
@@ -96,7 +110,7 @@ def check_lengths(source: Source) -> None:
 
 
 def choose(source: Source, spec: SplitSpec, name: str, memory: int) -> ChosenRows:
-    """The rows of one split, checked for NaN and infinity."""
+    """The rows of one split, checked for NaN, infinity and values whose squares overflow."""
     rows = _row_numbers(spec, source, f"data.splits.{name}")
 
     def take(array: np.ndarray) -> np.ndarray:
@@ -163,9 +177,12 @@ def _check_finite(values: np.ndarray, what: str, columns: tuple[str, ...] | None
     if values.dtype.kind != "f":
         return
     shown: list[str] = []
-    total = start = 0
+    total, start, limit = 0, 0, False
     for chunk in row_chunks(values):
         bad = ~np.isfinite(chunk)
+        if chunk.itemsize == 8:
+            too_large = np.abs(chunk) > LARGEST_VALUE
+            bad, limit = bad | too_large, limit or bool((too_large & ~bad).any())
         if bad.any():
             total += int(np.count_nonzero(bad))
             for row, *element in np.argwhere(bad)[: BAD_VALUES_SHOWN - len(shown)].tolist():
@@ -174,7 +191,8 @@ def _check_finite(values: np.ndarray, what: str, columns: tuple[str, ...] | None
         start += len(chunk)
     if total:
         listed = "; ".join(shown) + (" …" if total > len(shown) else "")
-        message = f"{chosen.source.path}: {total} {what} value{'s are' if total > 1 else ' is'} not finite: {listed}"
+        problem = f"not finite or beyond ±{LARGEST_VALUE:g}" if limit else "not finite"
+        message = f"{chosen.source.path}: {total} {what} value{'s are' if total > 1 else ' is'} {problem}: {listed}"
         raise UserError(message, hint="remove or fill these cells, or choose other rows")
 
 

@@ -1,4 +1,4 @@
-"""Tables of numbers, csv and parquet, and which of their columns are inputs and targets.
+"""Tables of numbers in csv files, and which columns of any table are inputs and targets.
 
 Columns have names or positions from 0. Another file is matched to the training file by column names if both have a
 header, else by position. It may lack the target; `rest` still means the same columns.
@@ -7,18 +7,19 @@ header, else by position. It may lack the target; `rest` still means the same co
 import csv
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
-from ...errors import UserError, suggestion
+from ...errors import UserError
 from ..spec.data import ColumnsSpec
-from .sources import ReadRequest, Source, refuse_if_larger
+from .sources import ReadRequest, Source, refuse_if_larger, suggestion_from_file
 
-LONGEST_LINE = 16 * 2**20
+LONGEST_LINE = 8 * 2**20
+POSITIONS_SHOWN = 10
 MISSING_MARKS = {"", "na", "n/a", "nan", "null", "none", "?", "-"}
 
 
@@ -27,6 +28,14 @@ class Columns:
     path: Path
     width: int
     names: tuple[str, ...] | None = None
+
+    @cached_property
+    def positions(self) -> dict[str, list[int]]:
+        """Each name and where it occurs."""
+        found: dict[str, list[int]] = {}
+        for position, name in enumerate(self.names or ()):
+            found.setdefault(name, []).append(position)
+        return found
 
     def find(self, column: str | int) -> int:
         if isinstance(column, int):
@@ -37,11 +46,13 @@ class Columns:
         if self.names is None:
             message = f"{self.path}: column '{column}' was requested, but the table has no column names"
             raise UserError(message, hint=f"add a header line, or use positions 0 to {self.width - 1}")
-        positions = [position for position, name in enumerate(self.names) if name == column]
+        positions = self.positions.get(column, [])
         if not positions:
-            raise UserError(f"{self.path}: no column '{column}'", hint=suggestion(column, set(self.names)))
+            raise UserError(f"{self.path}: no column '{column}'", hint=suggestion_from_file(column, self.positions))
         if len(positions) > 1:
-            message = f"{self.path}: {len(positions)} columns are called '{column}' (positions {positions})"
+            more = " …" if len(positions) > POSITIONS_SHOWN else ""
+            shown = f"{positions[:POSITIONS_SHOWN]}{more}"
+            message = f"{self.path}: {len(positions)} columns are called '{column}' (positions {shown})"
             raise UserError(message, hint="rename them, or use the position")
         return positions[0]
 
@@ -72,7 +83,7 @@ def pick_columns(request: ReadRequest, table: Columns, columns_of: Callable[[Pat
     wanted = _pick(spec, training)
     if table.names != training.names and table.names and training.names:
         inputs = [table.find(training.names[position]) for position in wanted.inputs]
-        targets = [name for position in wanted.targets if (name := training.names[position]) in table.names]
+        targets = [name for position in wanted.targets if (name := training.names[position]) in table.positions]
         if 0 < len(targets) < len(wanted.targets):
             hint = "include all of them or none"
             raise UserError(f"{table.path} has some of the target columns of {training.path}, but not all", hint=hint)
@@ -90,7 +101,7 @@ def _pick(spec: ColumnsSpec | None, table: Columns) -> Picked:
         return Picked(table, list(range(table.width)), [])
     targets = [table.find(column) for column in _as_list(spec.target)]
     if spec.input == "rest":
-        inputs = [position for position in range(table.width) if position not in targets]
+        inputs = sorted(set(range(table.width)).difference(targets))
     else:
         inputs = [table.find(column) for column in _as_list(spec.input)]
     for position, count in Counter(targets + inputs).items():
@@ -179,11 +190,17 @@ def _parse(columns: Columns, rows: int, quoted: bool, order: list[int]) -> np.nd
         if columns.names is not None:
             handle.readline()
         try:
-            return np.loadtxt(handle, usecols=order, ndmin=2, max_rows=rows, **dialect)
-        except ValueError as error:
+            table = np.loadtxt(handle, usecols=order, ndmin=2, max_rows=rows, **dialect)
+        except MemoryError:
+            raise
+        except Exception as error:
             # numpy's message names neither the column nor the file: find the cell in a second, slow pass.
             _refuse_bad_cell(columns, order)
             raise UserError(f"{columns.path}: {error}", hint="expected numbers in every cell") from None
+    if len(table) != rows:
+        hint = "close the quotes of each cell in its line; is another program writing the file?"
+        raise UserError(f"{columns.path} has {rows} lines of cells, but {len(table)} rows were read", hint=hint)
+    return table
 
 
 def _refuse_bad_cell(columns: Columns, order: list[int]) -> None:
@@ -206,55 +223,3 @@ def _number(cell: str) -> float | None:
         return None if "_" in cell else float(cell)  # Python reads 1_000 as a number; in a csv file it is text
     except ValueError:
         return None
-
-
-def read_parquet(request: ReadRequest) -> Source:
-    """A parquet table of numbers, read row group by row group."""
-    from pyarrow import types
-
-    columns = _parquet_columns(request.path)
-    picked = pick_columns(request, columns, _parquet_columns)
-    order, split = picked.inputs + picked.targets, len(picked.inputs)
-    with _opened_parquet(request.path) as file:
-        for position in order:
-            kind = file.schema_arrow.field(position).type
-            if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
-                message = f"{request.path}: column {columns.label(position)} has type {kind}, expected numbers"
-                raise UserError(message, hint="encode it as numbers, or exclude it with data.columns")
-        # The table, plus the stored form of the largest row group during its conversion.
-        groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
-        largest = max((group.total_byte_size for group in groups), default=0)
-        refuse_if_larger(8 * file.metadata.num_rows * len(order) + largest, request.memory, str(request.path))
-        table = np.empty((file.metadata.num_rows, len(order)), dtype=np.float64)
-        start = 0
-        for index, group in enumerate(groups):
-            for destination, position in enumerate(order):
-                # By position, not by name: names may occur twice. One by one: pyarrow ignores the requested order.
-                values = file.reader.read_row_group(index, column_indices=[position]).column(0)
-                if values.null_count:
-                    row = start + int(np.argmax(values.is_null().to_numpy()))
-                    message = f"{request.path}: row {row}, column {columns.label(position)} is null"
-                    raise UserError(message, hint="fill it or remove the row")
-                table[start : start + group.num_rows, destination] = values.to_numpy()
-            start += group.num_rows
-    return picked.source(table[:, :split], table[:, split:], table.nbytes)
-
-
-@contextmanager
-def _opened_parquet(path: Path) -> Iterator[Any]:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(path) as file:
-            yield file
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"{path}: not a readable parquet file: {error}", hint="write it again") from None
-
-
-def _parquet_columns(path: Path) -> Columns:
-    with _opened_parquet(path) as file:
-        names = tuple(file.schema_arrow.names)
-        if len(file.schema) != len(names):
-            raise UserError(f"{path} has nested columns", hint="store plain columns of numbers")
-    return Columns(path, len(names), names)

@@ -16,6 +16,7 @@ Shape = tuple[int, ...]
 
 CHUNK_BYTES = 16 * 2**20
 LARGEST_LABEL = 2**31 - 1
+LARGEST_VALUE = 1e100  # sums of squares of such values are finite
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,15 @@ class Preparation:
             prepared = step(prepared)
         if self.scale is not None:
             prepared = self.scale.apply(prepared)
+        if not (np.abs(prepared) <= LARGEST_VALUE).all():  # also NaN
+            raise overflow("data.transforms or data.standardise.input")
         return np.ascontiguousarray(prepared)
+
+
+def overflow(field: str) -> UserError:
+    """Refuses values that were small enough before they were scaled."""
+    message = f"{field}: a scaled value is not finite or beyond ±{LARGEST_VALUE:g}"
+    return UserError(message, hint="check the numbers there: scale, mean and std")
 
 
 def row_chunks(rows: np.ndarray) -> Iterator[np.ndarray]:
@@ -142,6 +151,8 @@ def measured_scale(rows: np.ndarray, steps: tuple[RowStep, ...] = ()) -> MeanStd
     # A second pass sums squares around the mean: Σx² − N·mean² cancels for columns far from zero.
     squares = sum(np.square(chunk - mean).sum(axis=0) for chunk in chunks())
     std = np.sqrt(squares / len(rows))
+    if not np.isfinite(std).all():
+        raise overflow("data.transforms before data.standardise: from-train")
     return MeanStd(mean, np.where(constant | (std == 0), 1.0, std))
 
 

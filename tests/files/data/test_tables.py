@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +117,20 @@ def test_wrong_parquet_is_explained(tmp_path: Path) -> None:
     assert "nested" in refusal(tmp_path, columns={"input": "a"}, **data)
     (tmp_path / "t.parquet").write_bytes(b"PAR1 no")
     assert "not a readable parquet" in refusal(tmp_path, **data)
+
+
+def test_names_of_a_wide_table_are_found_in_linear_time(tmp_path: Path) -> None:
+    names = [f"c{number}" for number in range(20_000)]
+    (tmp_path / "t.csv").write_text(f"{','.join(names)}\n{','.join(['1'] * len(names))}\n")
+    began = time.process_time()
+    columns = {"target": names[10_000:], "input": names[:10_000]}
+    split = train(tmp_path, format="csv", path="t.csv", columns=columns)
+    assert split.targets is not None
+    assert split.targets.shape == (1, 10_000)
+    rest = train(tmp_path, format="csv", path="t.csv", columns={"target": names[10_000:]})
+    assert whole(rest).shape == (1, 10_000)
+    assert time.process_time() - began < 5
+    message = refusal(tmp_path, format="csv", path="t.csv", columns={"target": "c19999x"})
+    assert "did you mean 'c19999'?" in message
+    assert "and 19949 more" in message
+    assert len(message) < 2000

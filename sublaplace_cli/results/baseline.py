@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..json_files import read_json
 from .metric_table import LISTED, METRIC_VERSION, METRICS, NOMINAL
 from .result import SCHEMA, Result, Row, SweepResult
 
@@ -64,8 +65,8 @@ class Change:
 def load_baseline(path: Path) -> Baseline:
     """Read and check the file; anything but a result of `evaluate` is refused."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        found = read_json(path)
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
         raise UserError(f"--baseline {path}: {reason}", hint="expected what evaluate --json wrote") from None
     found_rows: Any = found.get("mean", found.get("rows")) if isinstance(found, dict) else None
@@ -95,10 +96,6 @@ def _row(found: dict[str, Any], path: Path) -> Row:
 
 def _are_mappings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, dict) for item in value)
-
-
-def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is not JSON")
 
 
 def worsening(metric: str, value: float, before: float) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from ..plain_text import visible_json
 from .metric_table import ROW_KEYS
 
 if TYPE_CHECKING:
@@ -204,4 +205,4 @@ Answer = Result | Listing
 
 def json_text(answer: Answer) -> str:
     """Strict JSON: no NaN, no Infinity."""
-    return json.dumps(answer.as_dict(), indent=1, allow_nan=False, ensure_ascii=False)
+    return visible_json(json.dumps(answer.as_dict(), indent=1, allow_nan=False, ensure_ascii=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +90,8 @@ def with_noise(run: Run, train_outputs: Tensor | None) -> Likelihood:
         raise UserError(f"posterior.noise_variance: the {name} rows have no targets to take it from")
     f = train_outputs if train_outputs is not None else run.outputs(name)
     mean_square = float((targets - f).square().mean())
+    if not math.isfinite(mean_square):
+        raise UserError(f"posterior.noise_variance: the residuals of the {name} rows are too large to be squared")
     if name == "train":
         return likelihood.with_noise(max(mean_square, NOISE_FLOOR))
     if mean_square <= 0:

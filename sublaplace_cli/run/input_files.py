@@ -10,31 +10,48 @@ from ..core.selectors import checked
 from ..errors import UserError
 from ..files.artifacts.artifact import open_artifact
 from ..files.artifacts.atomic import digest_of
+from ..files.data.arrays import npy_header
 from ..files.data.datasets import read_matrix
+from ..files.reading import reading
+from ..json_files import read_bounded
 from .rows.passes import InputReader
 from .run import Run, parameter_table
 from .selections import Chosen
 
+INDEX_BYTES = 64  # of one index in a file, at most; 2²⁰ bytes are always allowed
+
 
 def read_indices(run: Run, path: Path) -> Chosen:
     """An indices artifact of the same weights and data, or a plain list of numbers."""
-    if not path.is_file():
+    if not path.exists():
         raise UserError(f"--indices {path}: no such file")
     if path.suffix == ".safetensors":
         return _from_artifact(run, path)
-    try:
-        numbers = (
-            np.load(path, allow_pickle=False) if path.suffix == ".npy" else np.loadtxt(path, dtype=np.int64, ndmin=1)
-        )
+    hint = "expected an indices-*.safetensors, a .npy, or one flat index per line"
+    with reading(f"--indices {path}", "it cannot be read", hint):
+        content = read_bounded(path, max(2**20, INDEX_BYTES * run.layout.size))
+        numbers = _npy(content, f"--indices {path}") if path.suffix == ".npy" else _whole_numbers(content)
         indices = torch.from_numpy(numbers.astype(np.int64, casting="same_kind"))
-    except (ValueError, OSError, EOFError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"--indices {path}: {error}",
-            hint="expected an indices-*.safetensors, a .npy, or one flat index per line",
-        ) from error
     indices = checked(indices, run.layout.size, str(path)).to(run.device)
     digest = digest_of(indices.tolist())
     return Chosen(f"indices-{digest[:8]}", indices, digest)
+
+
+def _whole_numbers(content: bytes) -> np.ndarray:
+    """The numbers of a text, without comments (# …). Not by numpy.loadtxt: some characters make it end in a crash."""
+    words = b" ".join(line.partition(b"#")[0] for line in content.splitlines()).split()
+    wrong = next((word for word in words if not word.lstrip(b"+-").isdigit()), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong[:40].decode(errors='replace')!r} is not a whole number")
+    return np.array([int(word) for word in words], dtype=np.int64)
+
+
+def _npy(content: bytes, where: str) -> np.ndarray:
+    """The vector of integers in a .npy file."""
+    header = npy_header(content, len(content), where)
+    if len(header.shape) != 1 or header.dtype.kind not in "iu":
+        raise ValueError(f"expected a vector of integers, its header declares {header.dtype} of shape {header.shape}")
+    return np.frombuffer(content, header.dtype, offset=header.offset).copy()
 
 
 def _from_artifact(run: Run, path: Path) -> Chosen:

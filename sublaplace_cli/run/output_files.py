@@ -14,6 +14,8 @@ from ..core.prediction import Comparison, Prediction
 from ..errors import UserError
 from ..files.artifacts.artifact import write_artifact
 from ..files.artifacts.atomic import PART_SUFFIX, write_text
+from ..files.artifacts.run_folder import LOCK_NAME, MANIFEST
+from ..plain_text import csv_cell
 from .job import Job
 from .run import Run
 from .store import Key
@@ -55,13 +57,22 @@ def _try_to_write(option: str, path: Path) -> None:
 
 
 def protect_inputs(run: Run) -> None:
-    """Refuse to overwrite an input of the run, even with --force."""
+    """Refuse to overwrite an input of the run or a file of a run folder, even with --force."""
     job = run.job
     named = (job.outputs.baseline, job.posterior.posterior, job.posterior.indices)
     inputs = {path.resolve() for path in (*run.network.files, *named) if path is not None}
     for option, path in job.outputs.named():
         if path.resolve() in inputs:
             raise UserError(f"{option} {path}: this file is an input of the run", hint="choose another name")
+        if _belongs_to_run_folder(path.resolve(), run.store.path.resolve()):
+            message = f"{option} {path}: this file of a run folder is written by the run itself"
+            raise UserError(message, hint="choose another name or folder")
+
+
+def _belongs_to_run_folder(path: Path, own_folder: Path) -> bool:
+    known = path.name in (MANIFEST, LOCK_NAME, ".gitignore", "evaluation.json") or path.suffix == ".safetensors"
+    is_run_folder = all((path.parent / name).exists() for name in (MANIFEST, LOCK_NAME))
+    return known and (is_run_folder or path.parent == own_folder)
 
 
 def check_predictions(path: Path, n_predictions: int) -> None:
@@ -81,7 +92,7 @@ def write_lines(path: Path, lines: list[Line]) -> None:
         out = io.StringIO()
         writer = csv.DictWriter(out, fieldnames=list(lines[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(lines)
+        writer.writerows({name: csv_cell(value) for name, value in line.items()} for line in lines)
         text = out.getvalue()
     write_text(path, text)
 

@@ -15,15 +15,16 @@ from ..core.network.layout import Layout
 from ..core.omega.row_sums import column_chunks, columns_of_blocks
 from ..core.posterior.path import fit_path, path_variances
 from ..core.posterior.rescale import Kind, Rescale, outside_norms, rescale_to_full, rescaled_draws
-from ..core.posterior.subnet import SubnetPosterior
+from ..core.posterior.subnet import SubnetPosterior, subnet_bytes
 from ..core.posterior.subnet_dual import SubnetDual
 from ..core.posterior.subnet_primal import SubnetPrimal
 from ..core.prediction import Comparison, Prediction
 from ..core.selectors import checked
-from ..errors import UserError
+from ..errors import Reason, RunError, UserError
 from ..files.artifacts.artifact import Artifact, open_artifact
 from ..files.artifacts.run_folder import file_stem
 from ..files.data.datasets import MeanStd, Scales, Split
+from ..sizes import format_bytes
 from .problem import Problem, posterior_facts, warn_if_ill_conditioned
 from .project import prior_vector
 from .run import Run
@@ -141,10 +142,19 @@ def open_posterior(path: Path, where: str) -> Artifact:
     return artifact
 
 
+def require_room_for(artifact: Artifact, memory: int) -> None:
+    """Refuse a posterior that is larger than the memory budget, before anything of it is read."""
+    shapes = {name: entry["shape"] for name, entry in artifact.meta["tensors"].items()}
+    needed = subnet_bytes(shapes["indices"][0], shapes["factor"][0], artifact.meta["form"])
+    if needed > memory:
+        message = f"{artifact.path} needs about {format_bytes(needed)}, more than the {format_bytes(memory)} allowed"
+        raise RunError(message, reason=Reason.NO_ROOM_FOR_SUBNET)
+
+
 def read_fitted(artifact: Artifact, n_params: int, n_outputs: int, device: torch.device, memory: int) -> Fitted:
     """A sub-network's posterior from its artifact."""
     meta = artifact.meta
-    indices = checked(artifact.tensor("indices"), n_params, meta["method"]).to(device)
+    indices = checked(artifact.tensor("indices"), n_params, str(artifact.path)).to(device)
     k, rows = len(indices), meta["n_train"] * n_outputs
     prior = artifact.tensor("prior", (k,)).to(device)
     side = rows if meta["form"] == SubnetDual.form else k
@@ -170,7 +180,7 @@ def scales_of(artifact: Artifact) -> Scales:
 
 
 def _scale(artifact: Artifact, side: str) -> MeanStd | None:
-    if f"{side}_mean" not in artifact.meta["tensors"]:
+    if side not in artifact.meta["scale_shapes"]:
         return None
     mean, std = (np.asarray(artifact.tensor(f"{side}_{what}").numpy()) for what in ("mean", "std"))
     shape = tuple(artifact.meta["scale_shapes"][side])

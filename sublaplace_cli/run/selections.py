@@ -113,7 +113,7 @@ class _Selector:
 
     def _read(self, artifact: Artifact) -> Selection:
         device, p = self.problem.run.device, self.problem.run.layout.size
-        indices = checked(artifact.tensor("indices"), p, self.call.name)
+        indices = checked(artifact.tensor("indices"), p, str(artifact.path))
         return Selection(indices.to(device), artifact.tensor("scores").to(device))
 
     def _write(self, selection: Selection) -> Content:

@@ -34,7 +34,7 @@ def tune(run: Run, rows: Rows, open_parts: OpenHyperparameters) -> Hyperparamete
     """The hyperparameters of a run, with the open ones chosen by the data."""
     start = settled_by_spec(run, None)  # open precisions at 1, open noise at the mean square
     tuner = _Tuner(run, rows, open_parts, start, _subnet(Problem(run, rows, start)))
-    best = run.store.get(Key(NAME, NAME, step="tune"), tuner.best, _read, _content).value
+    best = run.store.get(Key(NAME, NAME, step="tune"), tuner.best, tuner.read, _content).value
     return tuner.settled(best)
 
 
@@ -53,11 +53,6 @@ def _content(best: Optimum) -> Content:
     return {name: torch.tensor(values, dtype=torch.float64) for name, values in tensors.items()}, {}
 
 
-def _read(artifact: Artifact) -> Optimum:
-    sigma2, value, start_value, at_a_bound = artifact.tensor("others", (4,)).tolist()
-    return Optimum(tuple(artifact.tensor("alphas").tolist()), sigma2, value, start_value, bool(at_a_bound))
-
-
 @dataclass(frozen=True)
 class _Tuner:
     run: Run
@@ -71,6 +66,11 @@ class _Tuner:
             return self._by_nll()
         parts, sigma2 = self.open_parts, self.start.noise_variance or 1.0
         return maximise(self._evidence(), parts.numbers, sigma2, parts.open, parts.noise_is_open)
+
+    def read(self, artifact: Artifact) -> Optimum:
+        sigma2, value, start_value, at_a_bound = artifact.tensor("others", (4,)).tolist()
+        alphas = artifact.tensor("alphas", (len(self.open_parts.globs),)).tolist()
+        return Optimum(tuple(alphas), sigma2, value, start_value, bool(at_a_bound))
 
     def settled(self, best: Optimum) -> Hyperparameters:
         """The best hyperparameters, with how they were found."""

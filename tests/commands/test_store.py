@@ -15,7 +15,7 @@ from sublaplace_cli.errors import UserError
 from sublaplace_cli.files.artifacts.artifact import Artifact
 from sublaplace_cli.run.store import Content, Key, Store
 
-KEY = Key("indices", "indices-a-k3", {"scores": "0" * 64}, {"method": "a"}, "select")
+KEY = Key("values", "indices-a-k3", {"scores": "0" * 64}, {"method": "a"}, "select")
 
 
 def read(artifact: Artifact) -> torch.Tensor:
@@ -119,7 +119,7 @@ def test_what_is_not_written_has_no_digest_and_is_made_each_time(reopened: Calla
 
 
 def test_of_several_only_the_missing_ones_are_made_and_together(reopened: Callable[..., Store]) -> None:
-    keys = [Key("indices", f"indices-a-k{k}", KEY.inputs, KEY.facts, "select") for k in (1, 2, 3)]
+    keys = [Key("values", f"indices-a-k{k}", KEY.inputs, KEY.facts, "select") for k in (1, 2, 3)]
     calls: list[list[int]] = []
 
     def make(missing: list[int]) -> list[torch.Tensor]:

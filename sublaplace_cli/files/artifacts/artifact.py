@@ -1,7 +1,6 @@
 """Artifacts: safetensors files with metadata and checksums, which are verified when they are read."""
 
 import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,8 +12,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...errors import UserError
+from ...json_files import MOST_JSON_BYTES, open_regular, parse_json
 from . import layout
 from .atomic import digest_of, replacing
+from .schemas import TensorRule, check_metadata, not_finite
 
 
 def write_artifact(path: Path, kind: str, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
@@ -43,12 +44,16 @@ class Artifact:
     offsets: dict[str, int]
     checked: set[tuple[str, int]] = field(default_factory=set, compare=False)  # pieces (name, first row)
     room: Callable[..., Tensor] = torch.empty  # allocates the memory to read into
+    rules: Mapping[str, TensorRule] = field(default_factory=dict)  # of the tensors of this kind
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         entry = self._entry(name)
         if shape is not None and tuple(entry["shape"]) != shape:
             raise broken(self.path, f"'{name}' has shape {tuple(entry['shape'])}, expected {shape}")
-        return self.rows(name, 0, entry["shape"][0])
+        values = self.rows(name, 0, entry["shape"][0])
+        if name in self.rules and (problem := self.rules[name].problem(values)):
+            raise broken(self.path, f"'{name}' {problem}")
+        return values
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows [start, stop) of a tensor; the first read loads whole pieces, because only these can be verified."""
@@ -64,6 +69,8 @@ class Artifact:
             piece = content[(left - first) * row_bytes : (left - first + step) * row_bytes]
             if hashlib.sha256(piece).hexdigest() != entry["sha256"][left // step]:
                 raise broken(self.path, f"the contents of '{name}' (rows {left}…) do not match their checksum")
+            if problem := not_finite(values[left - first : left - first + step]):  # while the piece is in the cache
+                raise broken(self.path, f"'{name}' {problem} (rows {left}…)")
             self.checked.add((name, left))
         return values[start - first : stop - first]
 
@@ -76,6 +83,8 @@ class Artifact:
         entry = self._entry(name)
         values = self.room(stop - start, *entry["shape"][1:], dtype=layout.DTYPE_OF_NAME[entry["dtype"]])
         content = layout.bytes_of(values)
+        if not content:
+            return values, content
         row_bytes = values.element_size() * math.prod(values.shape[1:])
         try:
             with open(self.path, "rb") as file:
@@ -89,38 +98,51 @@ class Artifact:
 
 
 def open_artifact(path: Path, kind: str) -> Artifact:
-    """Open an artifact of this kind; refuses any other file."""
+    """Open an artifact of this kind; refuses any other file, and one whose metadata cannot be right."""
+    text, found, header_bytes = _read_header(path)
     try:
-        with safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get(layout.METADATA_KEY)
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            found = {name: (part.get_dtype(), part.get_shape()) for name, part in slices.items()}
-        with open(path, "rb") as raw:
-            header_bytes = 8 + int.from_bytes(raw.read(8), "little")
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such file") from error
-    except (SafetensorError, OSError, ValueError) as error:
-        raise broken(path, f"it is truncated or not a safetensors file ({error})") from error
-    if text is None:
-        raise broken(path, "it was not written by sublaplace (no 'sublaplace' metadata)")
-    try:
-        meta = json.loads(text)
+        meta = parse_json(text)
         digest = meta.pop("checksum")
+        is_whole = digest == digest_of(meta)
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise broken(path, f"its metadata cannot be read ({error!r})") from error
-    if digest != digest_of(meta):
+    if not is_whole:
         raise broken(path, "its metadata does not match its checksum")
     if meta.get("schema") != layout.ARTIFACT_SCHEMA:
         raise broken(path, f"its schema version is {meta.get('schema')}, this version reads {layout.ARTIFACT_SCHEMA}")
     if meta.get("kind") != kind:
         raise broken(path, f"it holds {meta.get('kind')}, expected {kind}")
+    try:
+        rules = check_metadata(kind, meta)
+    except ValueError as error:
+        raise broken(path, str(error)) from error
     if {name: (entry["dtype"], entry["shape"]) for name, entry in meta["tensors"].items()} != found:
         raise broken(path, "its tensors do not match its metadata")
     plans = {
         name: layout.TensorPlan(layout.DTYPE_OF_NAME[entry["dtype"]], tuple(entry["shape"]), entry["rows_per_piece"])
         for name, entry in sorted(meta["tensors"].items())
     }
-    return Artifact(path, meta, digest, layout.offsets_of(header_bytes, plans)[0])
+    return Artifact(path, meta, digest, layout.offsets_of(header_bytes, plans)[0], rules=rules)
+
+
+def _read_header(path: Path) -> tuple[str, dict[str, tuple[str, list[int]]], int]:
+    """The text of our metadata, type and shape of each tensor, and the size of the header."""
+    try:
+        with open_regular(path) as raw:
+            header_bytes = 8 + int.from_bytes(raw.read(8), "little")
+        if header_bytes > MOST_JSON_BYTES:
+            raise ValueError(f"its header has {header_bytes} bytes")
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get(layout.METADATA_KEY)
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            found = {name: (part.get_dtype(), part.get_shape()) for name, part in slices.items()}
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file") from error
+    except (SafetensorError, OSError, ValueError) as error:
+        raise broken(path, f"it is truncated or not a safetensors file ({error})") from error
+    if text is None:
+        raise broken(path, "it was not written by sublaplace (no 'sublaplace' metadata)")
+    return text, found, header_bytes
 
 
 def broken(path: Path, what: str) -> UserError:

@@ -69,13 +69,17 @@ def publish(part: Path, path: Path) -> None:
     sync_folder(path.parent)
 
 
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file that gets the name `path` when the block succeeds, and is removed otherwise."""
     part = path.with_name(f".{path.name}.{os.getpid()}{PART_SUFFIX}")
     with explain_write_errors(path):
         try:
-            with open(part, "wb") as file:
+            with open(part, "wb", opener=_no_link) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

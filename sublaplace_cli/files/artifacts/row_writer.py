@@ -5,7 +5,6 @@ rows in a second file. The file gets its final name when all rows are finished.
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
+from ...json_files import open_regular, read_json
 from .atomic import PART_SUFFIX, canonical_json, explain_write_errors, publish, sync_folder, write_error, write_text
 from .layout import TensorPlan, bytes_of_all, header_of, offsets_of
+from .schemas import RowProgress
 
 NO_DIGEST = "0" * 64
 
@@ -35,30 +36,37 @@ class RowWriter:
         self.running = {name: hashlib.sha256() for name in self.plans}  # checksums of the unfinished pieces
         with explain_write_errors(path):
             self.rows_done = self._resume()
-            self.file = open(self.part, "r+b" if self.rows_done else "w+b")  # noqa: SIM115 (closed in finish or close)
+            if not self.rows_done:
+                self.part.unlink(missing_ok=True)  # it may be a link or a pipe
+            self.file = open(self.part, "r+b" if self.rows_done else "x+b")  # noqa: SIM115 (closed in finish or close)
             if not self.rows_done:
                 self.file.write(header)
                 self.file.truncate(file_bytes)
 
     def _resume(self) -> int:
         try:
-            record = json.loads(self.record.read_text())
-            if record["identity"] != self.identity:
+            record = RowProgress.model_validate(read_json(self.record))
+            if not self._is_mine(record) or self.part.is_symlink():
                 return 0
-            digests, rows_done = record["digests"], int(record["rows_done"])
-            running = {name: self._unfinished(name, rows_done) for name in self.plans}
-            if record["running"] != {name: checksum.hexdigest() for name, checksum in running.items()}:
-                return 0
-        except (OSError, ValueError, KeyError, TypeError):
+            running = {name: self._unfinished(name, record.rows_done) for name in self.plans}
+        except (OSError, ValueError):  # pydantic's ValidationError is a ValueError
             return 0
-        self.digests, self.running = digests, running
-        return rows_done
+        if record.running != {name: checksum.hexdigest() for name, checksum in running.items()}:
+            return 0
+        self.digests, self.running = record.digests, running
+        return record.rows_done
+
+    def _is_mine(self, record: RowProgress) -> bool:
+        pieces = {name: len(digests) for name, digests in record.digests.items()}
+        expected = {name: plan.n_pieces for name, plan in self.plans.items()}
+        n_rows = min(plan.shape[0] for plan in self.plans.values())
+        return record.identity == self.identity and pieces == expected and record.rows_done <= n_rows
 
     def _unfinished(self, name: str, rows_done: int) -> "hashlib._Hash":
         """The checksum so far of the piece that an earlier run did not finish."""
         plan = self.plans[name]
         rows = rows_done % plan.rows_per_piece if rows_done < plan.shape[0] else 0
-        with open(self.part, "rb") as file:
+        with open_regular(self.part) as file:
             file.seek(self.offsets[name] + (rows_done - rows) * plan.row_bytes)
             return hashlib.sha256(file.read(rows * plan.row_bytes))
 

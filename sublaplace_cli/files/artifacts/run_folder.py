@@ -6,18 +6,24 @@ them, so that a folder chosen with --run-dir can be checked too.
 
 import fcntl
 import json
+import os
 import re
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
 from ...errors import UserError
+from ...json_files import read_json
 from .artifact import Artifact, broken, open_artifact
 from .atomic import canonical_json, digest_of, explain_write_errors, write_text
 
 MANIFEST = "run.json"
 LOCK_NAME = ".lock"
+LONGEST_STEM_PART = 150  # of a method in a file name, which may have 255 bytes in all
+KINDS = "jacobians|scores|indices|path|posterior|predictions|hyperparameters"
+OWN_FILE = re.compile(rf"evaluation\.json|({KINDS})[\w.-]*\.safetensors(\.part(\.json)?)?")
 LEFTOVER = re.compile(r"\.(run\.json|evaluation\.json|\.gitignore|[\w.-]+\.safetensors(\.part\.json)?)\.\d+\.part")
 
 
@@ -28,13 +34,18 @@ def fingerprint(identity: Mapping[str, Any]) -> str:
 
 def default_folder(spec_folder: Path, identity: Mapping[str, Any]) -> Path:
     """`.sublaplace/<fingerprint>/` in the folder of the spec."""
+    if (spec_folder / ".sublaplace").is_symlink():
+        hint = "remove the link, or name the folder with --run-dir"
+        raise UserError(f"{spec_folder / '.sublaplace'} is a link to another folder", hint=hint)
     return spec_folder / ".sublaplace" / fingerprint(identity)
 
 
 def file_stem(kind: str, method: str, k: int) -> str:
     """`indices-gradient-k1000`; characters that are not safe in a file name are replaced, and a digest is added."""
     safe = re.sub(r"[^A-Za-z0-9._-]+", "_", method)
-    return f"{kind}-{safe if safe == method else f'{safe}-{digest_of(method)[:8]}'}-k{k}"
+    if safe != method or len(safe) > LONGEST_STEM_PART:
+        safe = f"{safe[:LONGEST_STEM_PART]}-{digest_of(method)[:8]}"
+    return f"{kind}-{safe}-k{k}"
 
 
 @dataclass
@@ -51,7 +62,7 @@ class RunFolder:
         with explain_write_errors(path):
             path.mkdir(parents=True, exist_ok=True)
             _refuse_foreign_files(path)
-            lock = open(path / LOCK_NAME, "a")  # noqa: SIM115 (open until close(); the lock ends with the process)
+            lock = _open_lock(path / LOCK_NAME)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -66,17 +77,20 @@ class RunFolder:
         return folder
 
     def _claim(self, force: bool) -> None:
-        for leftover in self.path.iterdir():  # from a killed run: we hold the lock, so no run is active
-            if LEFTOVER.fullmatch(leftover.name):
-                leftover.unlink()
+        with explain_write_errors(self.path):
+            for leftover in self.path.iterdir():  # from a killed run: we hold the lock, so no run is active
+                if LEFTOVER.fullmatch(leftover.name):
+                    leftover.unlink()
         known = None if force else self._known_identity()
         wanted = json.loads(canonical_json(self.identity))
         if known is not None and known != wanted:
             hint = "choose another --run-dir, or replace its contents with --force"
             raise UserError(f"{self.path} belongs to another run: {_difference(known, wanted)}", hint=hint)
         if known is None:
-            for old in [*self.path.glob("*.safetensors*"), self.path / "evaluation.json"]:
-                old.unlink(missing_ok=True)
+            with explain_write_errors(self.path):
+                for old in self.path.iterdir():
+                    if OWN_FILE.fullmatch(old.name):
+                        old.unlink()
             write_text(self.path / ".gitignore", "*\n")
             write_text(self.path / MANIFEST, canonical_json(self.identity) + "\n")
 
@@ -85,7 +99,7 @@ class RunFolder:
         if not manifest.exists():
             return None
         try:
-            known = json.loads(manifest.read_text())
+            known = read_json(manifest)
         except (OSError, ValueError) as error:
             raise broken(manifest, f"it cannot be read ({error})") from error
         if not isinstance(known, dict):
@@ -111,6 +125,17 @@ class RunFolder:
 
     def close(self) -> None:
         self.lock.close()
+
+
+def _open_lock(path: Path) -> IO[str]:
+    """The lock file, open until `close`; the lock ends with the process. Never a pipe, and no link to another file."""
+    if path.is_symlink():
+        raise broken(path, "it is a link to another file")
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise broken(path, "it is not a regular file")
+    return os.fdopen(handle, "r+")
 
 
 def _refuse_foreign_files(path: Path) -> None:

@@ -44,8 +44,10 @@ class InputReader:
                 failures.append(error)
         shapes = [str(tuple(tensor.shape)) for tensor in parts_of(as_floats(split, 0, 1))]
         raise UserError(
-            f"the model cannot take a row of the data: {type(failures[-1]).__name__}: {failures[-1]}\n"
-            f"one row has the shape {' and '.join(shapes)}, with the row axis first",
+            [
+                f"the model cannot take a row of the data: {type(failures[-1]).__name__}: {failures[-1]}",
+                f"one row has the shape {' and '.join(shapes)}, with the row axis first",
+            ],
             hint="check model.build.args (for an mlp: in = number of input columns), the data columns and transforms",
         )
 

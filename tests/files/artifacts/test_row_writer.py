@@ -1,5 +1,8 @@
 """Rows written a few at a time: pieces of several writes, resumed inside a piece, never from damaged bytes."""
 
+import json
+import os
+
 import pytest
 import torch
 
@@ -82,3 +85,64 @@ def test_a_piece_is_read_whole_once_and_then_only_the_rows_needed(tmp_path, monk
     found.rows("wide", 8, 9)
     found.rows("wide", 11, 13)
     assert read_ranges == [(6, 12), (8, 9), (11, 18)]
+
+
+def unfinished(tmp_path):
+    """The record of a file with 8 of its rows."""
+    first = writer(tmp_path / "a.safetensors")
+    fill(first, 0, 8)
+    first.checkpoint(8)
+    first.close()
+    return first, json.loads(first.record.read_text())
+
+
+DEEP = "[" * 100_000
+ODD_RECORDS = {
+    "no object": "[]",
+    "no JSON": "{",
+    "deep": DEEP,
+    "rows_done": [-1, -8, 8.0, "8", True, None, [], 10**30, 1e300, 2**62, ROWS + 1],
+    "digests": [None, [], {}, {"wide": []}, {"wide": 5, "narrow": 5}, {"wide": ["0" * 64], "narrow": ["0" * 64]}],
+    "running": [None, [], {}, {"wide": 5, "narrow": 5}],
+    "identity": [None, 5, "", []],
+}
+
+
+@pytest.mark.parametrize("key", ODD_RECORDS)
+def test_a_record_that_cannot_be_right_is_not_resumed(tmp_path, key):
+    first, record = unfinished(tmp_path)
+    values = ODD_RECORDS[key]
+    texts = [values] if isinstance(values, str) else [json.dumps({**record, key: value}) for value in values]
+    texts += [] if isinstance(values, str) else [json.dumps({k: v for k, v in record.items() if k != key})]
+    for text in texts:
+        first.record.write_text(text)
+        again = writer(tmp_path / "a.safetensors")
+        assert again.rows_done == 0, text[:200]
+        fill(again, 0, ROWS)
+        again.finish()
+        found = open_artifact(tmp_path / "a.safetensors", "rows")
+        assert all(torch.equal(found.tensor(name), tensor) for name, tensor in TENSORS.items())
+        (tmp_path / "a.safetensors").unlink()
+        first, record = unfinished(tmp_path)
+    first.record.write_text(json.dumps(record))
+    assert writer(tmp_path / "a.safetensors").rows_done == 8, "the record itself is right"
+
+
+@pytest.mark.parametrize("suffix", [".part", ".part.json"])
+def test_links_and_pipes_are_not_resumed(tmp_path, suffix):
+    for is_link in (True, False):
+        unfinished(tmp_path)
+        path, elsewhere = tmp_path / f"a.safetensors{suffix}", tmp_path / "elsewhere"
+        path.rename(elsewhere)
+        before = elsewhere.read_bytes()
+        if is_link:
+            path.symlink_to(elsewhere)
+        else:
+            os.mkfifo(path)
+        again = writer(tmp_path / "a.safetensors")
+        assert again.rows_done == (8 if is_link and suffix == ".part.json" else 0), "a record is only read"
+        fill(again, again.rows_done, ROWS)
+        again.finish()
+        assert elsewhere.read_bytes() == before
+        assert open_artifact(tmp_path / "a.safetensors", "rows").digest
+        (tmp_path / "a.safetensors").unlink()

@@ -152,7 +152,7 @@ class SplitsSpec(Part):
     @classmethod
     def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
         source = {name: values.mapping(split).get("same_as") for name, split in raw.items()}
-        source = {name: other for name, other in source.items() if isinstance(other, str)}
+        source = {name: other for name, other in source.items() if name in cls.model_fields and isinstance(other, str)}
         in_known_cycle: set[object] = set()
         for name, other in source.items():
             # train needs no entry: it defaults to all rows

@@ -9,19 +9,21 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ...errors import UserError
+from ...json_files import open_regular
 from .models import Spec
-from .part import Finding, findings_of, wrong
+from .part import PROBLEMS_SHOWN, Finding, findings_of, wrong
 from .yaml_marks import Location, Mark, MarkedYaml, YamlProblem, mark_at, read_marked
 
 SPEC_NAME = "sublaplace.yaml"
 MAX_SPEC_BYTES = 2**20
+LONGEST_SUBJECT, LONGEST_MESSAGE = 200, 600
 
 
 class SpecError(UserError):
     """All problems of a spec, one `file:line:column: field: message` per line."""
 
     def __init__(self, problems: tuple[str, ...]) -> None:
-        super().__init__("\n".join(problems))
+        super().__init__(problems)
         self.problems = problems
 
 
@@ -38,13 +40,15 @@ class LoadedSpec:
 
     def resolve(self, value: str, field: str, allow_outside: bool) -> Path:
         """The path of `value`, relative to the spec's folder; it must be inside unless `allow_outside`."""
-        path = self.folder / value
+        path, shown = self.folder / value, _shortened(_printable(value), LONGEST_SUBJECT)
         try:
             inside = path.resolve().is_relative_to(self.folder.resolve())
+            path.exists()  # raises what any use of the path would raise
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name too long, a NUL
-            raise UserError(f"{self._prefix(field)}: cannot follow the path {_printable(value)}: {error}") from None
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"{self._prefix(field)}: cannot follow the path {shown}: {reason}") from None
         if not (inside or allow_outside):
-            message = f"{self._prefix(field)}: the path {_printable(value)} leads out of the folder {self.folder}"
+            message = f"{self._prefix(field)}: the path {shown} leads out of the folder {self.folder}"
             raise UserError(message, hint="move the file into that folder, or allow it with --allow-outside")
         return path
 
@@ -70,14 +74,14 @@ def load_spec(path: Path) -> LoadedSpec:
     marked = read_marked(text)
     spec, problems = _validate(marked)
     if spec is None or problems:
-        raise SpecError(tuple(_line(path, problem) for problem in sorted(problems, key=lambda p: p.mark)))
+        raise SpecError(tuple(_lines(path, problems)))
     marks = {_dotted(location): mark for location, mark in marked.values.items()}
     return LoadedSpec(spec, path, text, hashlib.sha256(content).hexdigest(), path.absolute().parent, marks)
 
 
 def _read(path: Path) -> tuple[bytes, str]:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             content = file.read(MAX_SPEC_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
@@ -95,7 +99,7 @@ def _read(path: Path) -> tuple[bytes, str]:
 
 
 def _validate(marked: MarkedYaml) -> tuple[Spec | None, list[YamlProblem]]:
-    if not marked.complete:
+    if not marked.complete or len(marked.problems) > PROBLEMS_SHOWN:  # no room for those that the models would find
         return None, marked.problems
     if not isinstance(marked.value, dict):
         message = wrong("a mapping with version, task, model, data", marked.value)
@@ -110,17 +114,29 @@ def _with_marks(findings: list[Finding], marked: MarkedYaml) -> Iterator[YamlPro
     unreadable = {p.location for p in marked.problems if marked.values.get(p.location) == p.mark}
     for location, message, at_key in findings:
         # a value that could not be read has been reported: ignore what the models say about its replacement
-        if not any(location[: len(start)] == start for start in unreadable):
+        if not any(location[:length] in unreadable for length in range(len(location) + 1)):
             nearest = location
             while nearest not in marked.values:  # a missing key: the mapping that should hold it
                 nearest = nearest[:-1]
             yield YamlProblem(marked.keys[location] if at_key else marked.values[nearest], location, message)
 
 
+def _lines(path: Path, problems: list[YamlProblem]) -> Iterator[str]:
+    """The first problems of the file, and how many more there are."""
+    for problem in sorted(problems, key=lambda p: p.mark)[:PROBLEMS_SHOWN]:
+        yield _line(path, problem)
+    if len(problems) > PROBLEMS_SHOWN:
+        yield f"{_printable(str(path))}: and {len(problems) - PROBLEMS_SHOWN} more problems"
+
+
 def _line(path: Path, problem: YamlProblem) -> str:
     subject = f"{_dotted(problem.location)}: " if problem.location else ""
     position = f"{_printable(str(path))}:{problem.mark.line}:{problem.mark.column}"
-    return f"{position}: {subject}{problem.message}"
+    return f"{position}: {_shortened(subject, LONGEST_SUBJECT)}{_shortened(problem.message, LONGEST_MESSAGE)}"
+
+
+def _shortened(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length // 2]}...{text[-length // 2 :]}"
 
 
 def _dotted(location: Location) -> str:

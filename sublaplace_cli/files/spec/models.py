@@ -14,7 +14,7 @@ from ...errors import suggestion
 from ...results.limits import Limit, regression_amount
 from ...results.metric_table import METRICS
 from .data import DataSpec
-from .part import Finding, Part, refuse, refused, wrong
+from .part import PROBLEMS_SHOWN, Finding, Part, refuse, refused, wrong
 from .values import Distinct, Index, Text, by_hand, each, is_number, mapping, matching, none_is, one_of, positive
 
 _ONE_LOGIT_TASKS = " or ".join(name for name, facts in TASKS.items() if facts.one_logit)
@@ -190,10 +190,11 @@ class MetricLimits(Part):
 def _known_metrics(value: object) -> object:
     if not isinstance(value, Mapping):
         raise refuse(wrong("a mapping such as {w2: {max: 0.02}}", value))
-    findings = []
+    findings: list[Finding] = []
     for name, limits in value.items():
         if name not in METRICS:
-            findings.append(Finding((name,), f"unknown metric; {suggestion(str(name), METRICS)}", at_key=True))
+            advice = f"; {suggestion(str(name), METRICS)}" if len(findings) < PROBLEMS_SHOWN else ""
+            findings.append(Finding((name,), f"unknown metric{advice}", at_key=True))
         elif METRICS[name].better is None and isinstance(limits, Mapping) and "max_regression" in limits:
             findings.append(Finding((name,), "it has no better direction: use min and max, not max_regression"))
     if findings:

@@ -13,6 +13,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ...errors import suggestion
 
+PROBLEMS_SHOWN = 50  # in one file
 _EXPECTED = {
     "string_type": "a text",
     "int_type": "a whole number",
@@ -105,8 +106,10 @@ class Part(BaseModel):
             findings += cls.rules({key_of.get(str(name), str(name)): value for name, value in raw.items()})
             # a misspelt key already has a message with a suggestion: do not report it as missing too
             known = set(key_of.values())
-            unknown = {str(found.location[0]) for found in findings if found.at_key} - known
-            meant = {near for key in unknown for near in difflib.get_close_matches(key, known, n=1)} - raw.keys()
+            unknown = [key for found in findings if found.at_key and (key := str(found.location[0])) not in known]
+            meant = {
+                near for key in unknown[:PROBLEMS_SHOWN] for near in difflib.get_close_matches(key, known, n=1)
+            } - raw.keys()
             findings = [found for found in findings if not meant.intersection(found.location[:1])]
         if findings:
             raise refused(*findings)
@@ -115,12 +118,15 @@ class Part(BaseModel):
 
 def _in_plain_words(error: ValidationError, part: type[Part]) -> Iterator[Finding]:
     known = set(part.keys().values())
+    unknown = 0
     for detail in error.errors(include_url=False):
         location = detail["loc"]
         if detail["type"] in ("key", "value"):
             yield Finding(location, detail["ctx"]["message"], detail["type"] == "key")
         elif detail["type"] == "extra_forbidden":
-            yield Finding(location, f"unknown key; {suggestion(str(location[-1]), known)}", at_key=True)
+            unknown += 1  # they come in the order of the file: later ones are only counted
+            advice = f"; {suggestion(str(location[-1]), known)}" if unknown <= PROBLEMS_SHOWN else ""
+            yield Finding(location, f"unknown key{advice}", at_key=True)
         elif detail["type"] == "missing":
             yield Finding(location, "this key is required, but missing")
         else:

@@ -10,6 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, Wr
 from ...errors import suggestion
 from .part import Finding, Part, described, findings_of, refuse, refused, wrong
 
+LEAST_POSITIVE, MOST_POSITIVE = 1e-100, 1e100
+
 
 def mapping(value: object) -> Mapping[str, Any]:
     """`value` as a raw mapping, empty if it is not a mapping, so that rules can read any value."""
@@ -36,9 +38,11 @@ def by_hand(check: Callable[[Any], Any]) -> WrapValidator:
 
 
 def positive(value: object) -> float:
-    """`value` as a float above 0, or a refusal."""
+    """`value` as a float above 0 that may be divided by and squared, or a refusal."""
     if not is_number(value) or value <= 0:
         raise refuse(wrong("a number above 0", value))
+    if not LEAST_POSITIVE <= value <= MOST_POSITIVE:
+        raise refuse(wrong(f"a number from {LEAST_POSITIVE:g} to {MOST_POSITIVE:g}", value))
     return float(value)
 
 

@@ -130,3 +130,44 @@ def test_any_value_anywhere_loads_or_is_a_user_error(
     text = MINIMAL.replace(old, f"{a}\n", 1) + f"  {key}: {b}\nposterior: {c}\noracle: {d}\n"
     with suppress(SpecError):
         load(tmp_path, text)
+
+
+MANY = 20_000
+MANY_PROBLEMS = {
+    "aliases": (with_data(f"columns: {{input: [{', '.join(['*a'] * MANY)}]}}"), "aliases"),
+    "aliases of args": (changed("out: 1}", f"out: 1, {', '.join(f'k{i}: *a' for i in range(MANY))}}}"), "aliases"),
+    "duplicate keys": (MINIMAL + "version: 1\n" * MANY, "duplicate key"),
+    "unknown keys": (MINIMAL + "".join(f"verson{i}: 1\n" for i in range(MANY)), "did you mean 'version'"),
+    "metrics": (with_top("gate:") + "".join(f"  w{i}: {{}}\n" for i in range(MANY)), "unknown metric; "),
+    "unknown splits": (
+        with_data("splits:") + "".join(f"    s{i}: {{same_as: s{i + 1}}}\n" for i in range(MANY)),
+        "unknown key",
+    ),
+    "wrong items": (with_data(f"columns: {{input: [{', '.join(['-1'] * MANY)}]}}"), "a position of at least 0"),
+}
+
+
+@pytest.mark.parametrize("name", MANY_PROBLEMS)
+def test_many_problems_take_linear_time_and_are_counted(tmp_path: Path, name: str) -> None:
+    text, expected = MANY_PROBLEMS[name]
+    path = tmp_path / "s.yaml"
+    path.write_text(text)
+    began = time.process_time()
+    with pytest.raises(SpecError) as caught:
+        load_spec(path)
+    assert time.process_time() - began < 20  # seconds; minutes if the time were quadratic
+    *listed, last = caught.value.problems
+    assert len(listed) == 50
+    assert all(expected in line for line in listed)
+    assert last.startswith(f"{path}: and {MANY - 50} more problems") or name == "metrics"
+    assert len(str(caught.value)) < 50_000
+
+
+def test_fifty_problems_are_all_listed(tmp_path: Path) -> None:
+    assert len(problems(tmp_path, MINIMAL + "version: 1\n" * 50)) == 50
+
+
+def test_long_names_are_shortened(tmp_path: Path) -> None:
+    key = "k" * 900
+    for text in (with_top(f"{key}: 1"), with_top(f"oracle: {{? {key * 9} : 1}}"), with_top(f"{'9' * 900}: 1")):
+        assert all(len(line) < 1000 for line in problems(tmp_path, text))

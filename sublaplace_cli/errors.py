@@ -5,7 +5,7 @@ flags nor spec keys gives a `Reason` instead of a hint, and `cli/advice.py` name
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 
 
@@ -30,16 +30,25 @@ class Reason(Enum):
 
 
 class SublaplaceError(Exception):
-    """Any failure that is explained to the user without a traceback."""
+    """Any failure that is explained to the user without a traceback.
+
+    A message that is a string is one line, whatever the names in it contain; a sequence is one string per line.
+    """
 
     exit_code = 3
 
-    def __init__(self, message: str, *, hint: str | None = None, reason: Reason | None = None) -> None:
-        super().__init__(message)
-        self.message, self.hint, self.reason = message, hint, reason
+    def __init__(self, message: str | Sequence[str], *, hint: str | None = None, reason: Reason | None = None) -> None:
+        self.lines = (message,) if isinstance(message, str) else (tuple(message) or ("",))
+        self.message, self.hint, self.reason = "\n".join(self.lines), hint, reason
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\n{self.hint}"
+
+    def shown_lines(self, hint: str | None) -> list[str]:
+        """The lines for the user."""
+        first, *rest = self.lines
+        return [f"error: {first}", *(f"  {line}" for line in [*rest, hint] if line)]
 
 
 class UserError(SublaplaceError):

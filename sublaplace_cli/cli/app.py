@@ -3,14 +3,13 @@
 Nothing heavy is imported at the top: `--help` and wrong usage must answer at once.
 """
 
+import contextlib
 import dataclasses
 import inspect
 import os
-import sys
-import traceback
 import typing
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,8 +21,42 @@ from .advice import ADVICE, hint_of
 from .console import Console, print_result
 from .settings import COMMANDS, Settings
 
+
+@contextlib.contextmanager
+def _shown_usage_errors() -> Iterator[None]:
+    """Usage errors leave through the console like all others."""
+    try:
+        yield
+    except Exception as error:  # click's own, which typer has moved between versions
+        if not hasattr(error, "show"):
+            raise
+        Console().usage_error(error)
+        raise typer.Exit(getattr(error, "exit_code", 2)) from error
+
+
+class CommandGroup(typer.core.TyperGroup):
+    """All commands."""
+
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        with _shown_usage_errors():
+            return super().make_context(*args, **more)
+
+    def resolve_command(self, *args: Any, **more: Any) -> Any:
+        with _shown_usage_errors():
+            return super().resolve_command(*args, **more)
+
+
+class ParsedCommand(typer.core.TyperCommand):
+    """One command."""
+
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        with _shown_usage_errors():
+            return super().make_context(*args, **more)
+
+
 app = typer.Typer(
     name="sublaplace",
+    cls=CommandGroup,
     help="Sub-network Laplace approximations: how uncertain is each prediction of a trained network, with a "
     "posterior over k well-chosen parameters, and how close is that to the full Laplace posterior?",
     epilog="Try: sublaplace evaluate --method gradient --k 1000   (in a folder with a sublaplace.yaml)",
@@ -94,7 +127,9 @@ def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
 
 for _name, _about in COMMANDS.items():
     own_help = {"help_option_names": ["--help"]}
-    app.command(_name, help=_about.help, epilog=_about.epilog(), context_settings=own_help)(_command(_name))
+    about, epilog = _about.help, _about.epilog()
+    declare = app.command(_name, cls=ParsedCommand, help=about, epilog=epilog, context_settings=own_help)
+    declare(_command(_name))
 
 
 def _execute(command: str, settings: Settings) -> None:
@@ -127,7 +162,7 @@ def _execute(command: str, settings: Settings) -> None:
     except Exception as error:
         signals.check()  # an interruption that a library turned into another exception
         if settings.debug:
-            traceback.print_exc(file=sys.__stderr__)
+            console.traceback(error)
         explained = _explained(error)
         report_error(explained, console.error)
         code = explained.exit_code

@@ -1,14 +1,17 @@
 """The terminal: notes and progress on stderr, only the result on stdout."""
 
 import contextlib
+import io
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
-from typing import Self
+from typing import Any, Self, TextIO
 
 from .. import signals
 from ..errors import RunError, SublaplaceError
+from ..plain_text import visible
 from .advice import hint_of
 
 PLAIN_INTERVAL = 10.0  # seconds between progress lines without a terminal
@@ -43,9 +46,10 @@ class _BarProgress:
         from rich.console import Console as RichConsole
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        label_column = TextColumn("{task.description}", markup=False)
+        columns = (label_column, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self.bar = Progress(*columns, console=RichConsole(stderr=True), transient=True)
-        self.task = self.bar.add_task(label, total=total)
+        self.task = self.bar.add_task(visible(label), total=total)
 
     def advance(self, amount: int) -> None:
         if signals.received:
@@ -80,18 +84,33 @@ class Console:
         self._line(f"warning: {text}")
 
     def error(self, error: SublaplaceError) -> None:
-        first, *rest = error.message.splitlines() or [""]
-        self._line(f"error: {first}")
-        for line in [*rest, *(hint_of(error) or "").splitlines()]:
-            self._line(f"  {line}")
+        for line in error.shown_lines(hint_of(error)):
+            self._line(line)
+
+    def traceback(self, error: Exception) -> None:
+        """Indented: no line of a text in it looks like a message."""
+        for line in "".join(traceback.format_exception(error)).rstrip("\n").split("\n"):
+            self._line(f"  {line}", sys.__stderr__)
+
+    def usage_error(self, error: Any) -> None:
+        """A usage error of click, with what the user typed as one line."""
+        if error.message != (error.ctx and error.ctx.get_help()):  # without arguments, the help is the message
+            error.message = visible(error.message)
+        text = io.StringIO()
+        error.show(text)
+        for line in text.getvalue().rstrip("\n").split("\n"):
+            self._line(line)
 
     def progress(self, label: str, total: int) -> _PlainProgress | _BarProgress:
         showing_bar = self.terminal and not self.quiet
         return _BarProgress(label, total) if showing_bar else _PlainProgress(self.note, label, total)
 
-    def _line(self, text: str) -> None:
+    def _line(self, text: str, stream: TextIO | None = None) -> None:
+        """The only way to stderr; a text is one line, with control characters as visible escapes."""
         with contextlib.suppress(BrokenPipeError):
-            print(text, file=sys.stderr, flush=True)  # noqa: T201 (the only print)
+            stream = stream or sys.stderr
+            stream.write(f"{visible(text)}\n")
+            stream.flush()
 
 
 def print_result(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from xml.etree import ElementTree
 
+from ..plain_text import visible
 from ..results.gate import checks_of
 from ..results.result import Answer
 from .text import gate_summary, markdown, title
@@ -15,9 +16,9 @@ def junit(answer: Answer) -> str:
     root = ElementTree.Element("testsuites", {"name": "sublaplace", **counts})
     suite = ElementTree.SubElement(root, "testsuite", {"name": "sublaplace evaluate", **counts})
     for check in checks:
-        names = {"classname": _xml(check.row.name), "name": f"{check.metric} {check.limit}"}
+        names = {"classname": visible(check.row.name), "name": f"{check.metric} {check.limit}"}
         case = ElementTree.SubElement(suite, "testcase", names)
-        text = _xml(check.description)
+        text = visible(check.description)
         if check.passed is not True:
             kind, label = ("error", "not judged") if check.passed is None else ("failure", "limit")
             ElementTree.SubElement(case, kind, {"message": text, "type": label}).text = text
@@ -25,11 +26,6 @@ def junit(answer: Answer) -> str:
             ElementTree.SubElement(case, "system-out").text = text
     ElementTree.indent(root)
     return "<?xml version='1.0' encoding='utf-8'?>\n" + ElementTree.tostring(root, encoding="unicode")
-
-
-def _xml(text: str) -> str:
-    """The text without characters that XML cannot hold."""
-    return "".join(c if c in "\t\n" or ord(c) >= 32 else "\ufffd" for c in text)
 
 
 def github(answer: Answer) -> str:
@@ -51,4 +47,4 @@ def github_summary(answer: Answer) -> str:
 
 
 def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return visible(text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A"))

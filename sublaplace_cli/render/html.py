@@ -1,13 +1,14 @@
 """`--report FILE`: one self-contained HTML file with table, pictures, gate, provenance and how to reproduce it."""
 
 import base64
+import html
 import json
 import shlex
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 from ..catalog import PICTURES, load
+from ..plain_text import visible
 from ..results.metric_table import METRICS
 from ..results.result import Figures, Result, SweepResult
 from .text import short, short_grid, title
@@ -38,9 +39,10 @@ img { max-width: 100%; height: auto; } pre { background: #f6f8fa; padding: .8rem
 def html_report(result: Result, figures: Figures | None, words: Sequence[str], spec_text: str, version: str) -> str:
     """The report on one result; `words` are the arguments of the command that made it."""
     columns, rows = short_grid(result)
-    definitions = [f"<b>{name}</b>: {escape(METRICS[name].definition)}" for name in columns if name in METRICS]
+    definitions = [f"<b>{name}</b>: {_escape(METRICS[name].definition)}" for name in columns if name in METRICS]
+    shown_spec = "\n".join(map(_escape, spec_text.splitlines()))
     parts = [
-        f"<h1>sublaplace report</h1><p class='lead'>{escape(title(result))}</p>",
+        f"<h1>sublaplace report</h1><p class='lead'>{_escape(title(result))}</p>",
         _gate(result),
         "<h2>Result</h2>",
         _table(columns, rows),
@@ -51,9 +53,9 @@ def html_report(result: Result, figures: Figures | None, words: Sequence[str], s
         "<h2>Setup and provenance</h2>",
         _table(["", "value"], _provenance(result), text_from=1),
         "<h2>How to reproduce it</h2>",
-        f"<pre>{escape(shlex.join(['sublaplace', *words]))}</pre>",
-        f"<p>with this <code>sublaplace.yaml</code>:</p><pre>{escape(spec_text)}</pre>",
-        f"<p class='lead'>Made by sublaplace {escape(version)}.</p>",
+        f"<pre>{_escape(shlex.join(['sublaplace', *words]))}</pre>",
+        f"<p>with this <code>sublaplace.yaml</code>:</p><pre>{shown_spec}</pre>",
+        f"<p class='lead'>Made by sublaplace {_escape(version)}.</p>",
     ]
     body = "\n".join(part for part in parts if part)
     meta = "<meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
@@ -80,7 +82,7 @@ def _changes(result: Result) -> list[str]:
         return []
     keys = ["method", "k", "metric", "baseline", "value", "change"]
     rows = [[*(_number(getattr(one, key)) for key in keys), "yes" if one.within_error else ""] for one in gate.changes]
-    head = f"<h2>Changes from the baseline</h2><p><code>{escape(gate.baseline_file)}</code></p>"
+    head = f"<h2>Changes from the baseline</h2><p><code>{_escape(gate.baseline_file)}</code></p>"
     return [head, _folded(f"{len(rows)} numbers", _table([*keys, "within its standard error"], rows))]
 
 
@@ -91,12 +93,12 @@ def _missing(result: Result) -> list[str]:
         for metric, why in row.why.items():
             if row.value(metric) is None and not metric.endswith("_se"):
                 reasons.setdefault(why, set()).add(metric)
-    items = "".join(f"<li>{escape(', '.join(sorted(names)))}: {escape(why)}</li>" for why, names in reasons.items())
+    items = "".join(f"<li>{_escape(', '.join(sorted(names)))}: {_escape(why)}</li>" for why, names in reasons.items())
     return [_folded("Missing numbers, and why", f"<ul>{items}</ul>")] if items else []
 
 
 def _folded(summary: str, body: str) -> str:
-    return f"<details><summary>{escape(summary)}</summary>{body}</details>"
+    return f"<details><summary>{_escape(summary)}</summary>{body}</details>"
 
 
 def _pictures(result: Result, figures: Figures | None) -> list[str]:
@@ -106,13 +108,13 @@ def _pictures(result: Result, figures: Figures | None) -> list[str]:
 
     parts = []
     for kind, entry in PICTURES.items():
-        name = escape(PICTURE_HEADINGS.get(kind, kind))
+        name = _escape(PICTURE_HEADINGS.get(kind, kind))
         heading = f"<h2>{name}</h2>"
         if kind in figures.missing:
-            parts.append(f"{heading}<p>Not drawn: {escape(figures.missing[kind])}.</p>")
+            parts.append(f"{heading}<p>Not drawn: {_escape(figures.missing[kind])}.</p>")
             continue
         if kind != "curves" and isinstance(result, SweepResult):
-            heading += f"<p>Of the first run, {escape(result.members[0].checkpoint)}.</p>"
+            heading += f"<p>Of the first run, {_escape(result.members[0].checkpoint)}.</p>"
         data = base64.b64encode(picture(load(entry)(result, figures), "svg")).decode()
         parts.append(f"{heading}<img alt='{name}' src='data:image/svg+xml;base64,{data}'>")
     return parts
@@ -131,7 +133,7 @@ def _provenance(result: Result) -> list[list[str]]:
 def _table(columns: list[str], rows: list[list[str]], text_from: int | None = None) -> str:
     def cells(tag: str, values: Sequence[str]) -> str:
         kinds = [" class='text'" if text_from is not None and i >= text_from else "" for i in range(len(values))]
-        return "".join(f"<{tag}{kind}>{escape(value)}</{tag}>" for kind, value in zip(kinds, values, strict=True))
+        return "".join(f"<{tag}{kind}>{_escape(value)}</{tag}>" for kind, value in zip(kinds, values, strict=True))
 
     head = f"<thead><tr>{cells('th', columns)}</tr></thead>"
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
@@ -140,3 +142,7 @@ def _table(columns: list[str], rows: list[list[str]], text_from: int | None = No
 
 def _number(value: Any) -> str:
     return json.dumps(value) if isinstance(value, (dict, list)) else short(value)
+
+
+def _escape(text: str) -> str:
+    return html.escape(visible(text))

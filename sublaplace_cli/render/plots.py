@@ -3,10 +3,29 @@
 To add one: write `name(result, figures) -> Figure` here and add a line to `catalog.PICTURES`.
 """
 
+# ruff: noqa: E402 (imports after `_import_matplotlib`)
+
 import io
+import os
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
+
+
+def _import_matplotlib() -> None:
+    """Import it from the root folder: at import it obeys a file `matplotlibrc` in the working folder."""
+    for name in {"MATPLOTLIBRC", "MPLCONFIGDIR"} & set(os.environ):
+        os.environ[name] = os.path.abspath(os.environ[name])
+    working_folder = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
+    try:
+        os.chdir("/")
+        import matplotlib  # noqa: F401
+    finally:
+        os.fchdir(working_folder)
+        os.close(working_folder)
+
+
+_import_matplotlib()
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -14,6 +33,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from ..catalog import FULL, METHODS, NAMES_PREFIX
+from ..plain_text import visible
 from ..results.metric_table import METRICS, NOMINAL, Metric
 from ..results.result import Figures, Result, Row, SweepResult
 
@@ -96,13 +116,13 @@ def _method(axes: Axes, rows: Sequence[Row], metric: str, number: int, log: bool
     """All rows of one method: a line over k, a hollow marker if it has no choice of k, or a horizontal line."""
     method, values = rows[0].method, [row.values[metric] or 0.0 for row in rows]
     if method == FULL or _k(rows[0]) is None:
-        axes.axhline(values[0], color=_colour(number), linestyle=DASHES[number % len(DASHES)], label=method)
+        axes.axhline(values[0], color=_colour(number), linestyle=DASHES[number % len(DASHES)], label=_plain(method))
         return
     ks, known = [_k(row) or 0 for row in rows], METHODS.get(method)
     fixed_k = method.startswith(NAMES_PREFIX) if known is None else known.kind == "selector" and not known.takes_k
     hollow: dict[str, Any] = {"marker": "D", "markerfacecolor": "none", "markersize": 9, "linestyle": "none"}
     plain: dict[str, Any] = {"markersize": 5, "linewidth": 1.6}
-    axes.plot(ks, values, label=method, **{**_style(number), **(hollow if fixed_k else plain)})
+    axes.plot(ks, values, label=_plain(method), **{**_style(number), **(hollow if fixed_k else plain)})
     pairs = [(value, row.error(metric) or 0.0) for value, row in zip(values, rows, strict=True)]
     if not any(error for _, error in pairs):
         return
@@ -143,7 +163,7 @@ def _bracket(axes: Axes, rows: Sequence[Row], methods: list[str]) -> None:
         low, high = row.value("w2_low"), row.value("w2_high")
         if low is not None and high is not None and row.k is not None:
             colour = _colour(methods.index(row.method))
-            axes.vlines(row.k, low, high, color=colour, linewidth=3, label=f"{row.method} (bracket)")
+            axes.vlines(row.k, low, high, color=colour, linewidth=3, label=_plain(f"{row.method} (bracket)"))
 
 
 def calibration(_result: Result, figures: Figures) -> Figure:
@@ -152,7 +172,7 @@ def calibration(_result: Result, figures: Figures) -> Figure:
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="0.6", linewidth=1, label="perfect")
     for number, line in enumerate(figures.calibration):
-        axes.plot(line.x, line.y, label=line.label, markersize=4, linewidth=1.4, **_style(number))
+        axes.plot(line.x, line.y, label=_plain(line.label), markersize=4, linewidth=1.4, **_style(number))
     _finish_square(axes, 1.01, "Calibration on the test rows", figures.calibration_axes)
     return figure
 
@@ -162,7 +182,7 @@ def scatter(_result: Result, figures: Figures) -> Figure:
     figure = Figure(figsize=(7.2, 5), layout="constrained")
     axes = figure.subplots()
     for number, cloud in enumerate(figures.scatter):
-        axes.scatter(cloud.x, cloud.y, label=cloud.label, s=10, alpha=0.6, linewidths=0, **_style(number))
+        axes.scatter(cloud.x, cloud.y, label=_plain(cloud.label), s=10, alpha=0.6, linewidths=0, **_style(number))
     # Equal axes up to the largest σ_full, so that outliers do not squeeze the other points.
     top = 1.05 * max((max(cloud.x) for cloud in figures.scatter), default=1.0) or 1.0
     beyond = sum(value > top for cloud in figures.scatter for value in cloud.y)
@@ -193,8 +213,8 @@ def layer_map(_result: Result, figures: Figures) -> Figure:
         for j, label in enumerate(labels):
             colour = "white" if shares[i][j] < 0.5 else "black"
             axes.text(j, i, f"{chosen[label]:,}", ha="center", va="center", fontsize=7, color=colour)
-    axes.set_yticks(range(len(layers)), [f"{name}  ({size:,})" for name, size, _ in layers], fontsize=8)
-    axes.set_xticks(range(len(labels)), [label.replace(" (", "\n(") for label in labels], fontsize=8)
+    axes.set_yticks(range(len(layers)), [_plain(f"{name}  ({size:,})") for name, size, _ in layers], fontsize=8)
+    axes.set_xticks(range(len(labels)), [_plain(label).replace(" (", "\n(") for label in labels], fontsize=8)
     figure.colorbar(image, ax=axes, label="share of the layer's parameters")
     axes.set_title("Parameters of each sub-network, by layer", fontsize=10)
     return figure
@@ -212,6 +232,11 @@ def _grouped(figures: Figures) -> list[tuple[str, int, Counter[str]]]:
         if len(sizes) <= MOST_LAYERS or depth == 1:
             return [(name, size, chosen[name]) for name, size in sizes.items()]
         depth -= 1
+
+
+def _plain(label: str) -> str:
+    """A label as text: a pair of `$` would be a formula."""
+    return visible(label).replace("$", r"\$")
 
 
 def _colour(number: int) -> str:

@@ -4,11 +4,14 @@ To add one: write `name(answer) -> str` here, add it to `catalog.FORMATS`, add a
 """
 
 import csv
+import html
 import io
 import json
+import re
 from typing import Any
 
 from ..catalog import FULL
+from ..plain_text import csv_cell, visible, visible_json
 from ..results.gate import checks_of
 from ..results.metric_table import COLUMN_KEYS, METRICS
 from ..results.result import Answer, Listing, Result, SweepResult
@@ -30,7 +33,7 @@ LEFT_ALIGNED = ("checkpoint", "method", VALUE_HEADING)
 def jsonl(answer: Answer) -> str:
     """One line of JSON per row."""
     lines = [answer.as_dict()] if isinstance(answer, Listing) else _all_rows(answer)
-    return "\n".join(json.dumps(line, allow_nan=False, ensure_ascii=False) for line in lines)
+    return "\n".join(visible_json(json.dumps(line, allow_nan=False, ensure_ascii=False)) for line in lines)
 
 
 def csv_text(answer: Answer, delimiter: str = ",") -> str:
@@ -42,8 +45,9 @@ def csv_text(answer: Answer, delimiter: str = ",") -> str:
         columns, rows = [key for key in answer.rows[0].as_dict() if key != "why"], _all_rows(answer)
     out = io.StringIO()
     writer = csv.writer(out, delimiter=delimiter, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([row.get(key) for key in columns] for row in rows)  # None becomes an empty cell
+    cell = csv_cell if delimiter == "," else _tsv_cell
+    lines: list[list[Any]] = [columns, *([row.get(key) for key in columns] for row in rows)]
+    writer.writerows(map(cell, line) for line in lines)  # None becomes an empty cell
     return out.getvalue()
 
 
@@ -52,15 +56,25 @@ def tsv(answer: Answer) -> str:
     return csv_text(answer, "\t")
 
 
+def _tsv_cell(value: Any) -> Any:
+    return visible(value) if isinstance(value, str) else value
+
+
 def markdown(answer: Answer) -> str:
     """A table for a README or a pull request."""
     columns, rows = short_grid(answer)
-    lines = [f"**{title(answer)}**", ""] if title(answer) else []
+    lines = [f"**{_markdown_text(title(answer))}**", ""] if title(answer) else []
     lines += ["| " + " | ".join(columns) + " |", "| --- |" + " ---: |" * (len(columns) - 1)]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    lines += ["| " + " | ".join(map(_markdown_text, row)) + " |" for row in rows]
     if checks := gate_lines(answer):
-        lines += ["", *(f"* {line}" for line in checks)]
+        lines += ["", *(f"* {_markdown_text(line)}" for line in checks)]
     return "\n".join(lines)
+
+
+def _markdown_text(text: str) -> str:
+    """Text without markup: no tag, link, emphasis or code, and no end of a cell."""
+    escaped = re.sub(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\\g<0>", text)
+    return html.escape(escaped, quote=False)
 
 
 def table(answer: Answer) -> str:
@@ -77,19 +91,20 @@ def rich_table(columns: list[str], rows: list[list[str]]) -> Any:
     """The table as an object that rich prints."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     grid = Table(box=box.SIMPLE_HEAD)
     for i, name in enumerate(columns):
         grid.add_column(name, justify="left" if i == 0 or name in LEFT_ALIGNED else "right", no_wrap=True)
     for row in rows:
-        grid.add_row(*row)
+        grid.add_row(*map(Text, row))  # a string would be markup
     return grid
 
 
 def gate_lines(answer: Answer) -> list[str]:
     """The gate in words: one line per limit that is broken or not judged, and how many limits hold."""
     checks = checks_of(answer)
-    lines = [f"{check.verdict}: {check.description}" for check in checks if check.verdict != "passed"]
+    lines = [visible(f"{check.verdict}: {check.description}") for check in checks if check.verdict != "passed"]
     return [*lines, gate_summary(answer)] if checks else []
 
 
@@ -108,7 +123,7 @@ def title(answer: Answer) -> str:
     runs = f"{len(answer.members)} runs, " if isinstance(answer, SweepResult) else ""
     rows = f"{setup.n_train} training rows, {setup.n_test} test rows"
     prior = f"prior precision {short(setup.prior_precision)}"
-    return f"{setup.task}: {runs}{rows}, {setup.n_params} parameters, {prior}{noise}"
+    return visible(f"{setup.task}: {runs}{rows}, {setup.n_params} parameters, {prior}{noise}")
 
 
 def short_grid(answer: Answer, width: int | None = None) -> tuple[list[str], list[list[str]]]:
@@ -117,16 +132,17 @@ def short_grid(answer: Answer, width: int | None = None) -> tuple[list[str], lis
         items = answer.as_dict().items()
         flat = [(name, value) for name, value in items if name != "schema" and not isinstance(value, dict)]
         nested = [(f"{name}: {key}", v) for name, value in items if isinstance(value, dict) for key, v in value.items()]
-        return ["", VALUE_HEADING], [[name, _in_words(name, v)] for name, v in [*flat, *nested] if v is not None]
+        cells = [[visible(name), _in_words(name, v)] for name, v in [*flat, *nested] if v is not None]
+        return ["", VALUE_HEADING], cells
     rows = _all_rows(answer)
     columns = [key for key in SHOWN if any(row.get(key) not in (None, HIDDEN_AT.get(key)) for row in rows)]
     if isinstance(answer, SweepResult):
         columns = [key for key in columns if key not in _ERROR_COLUMNS]  # the means show it as ±
-    cells = {key: [_with_error(row, key) for row in rows] for key in columns}
+    shown = {key: [_with_error(row, key) for row in rows] for key in columns}
     for key in DROPPED_FIRST:
-        if width is not None and key in columns and sum(max(map(len, [k, *cells[k]])) + 3 for k in columns) > width:
+        if width is not None and key in columns and sum(max(map(len, [k, *shown[k]])) + 3 for k in columns) > width:
             columns.remove(key)
-    return columns, [[cells[key][i] for key in columns] for i in range(len(rows))]
+    return columns, [[shown[key][i] for key in columns] for i in range(len(rows))]
 
 
 def _all_rows(result: Result) -> list[dict[str, Any]]:
@@ -146,7 +162,7 @@ def _with_error(row: dict[str, Any], key: str) -> str:
 
 def _in_words(name: str, value: Any) -> str:
     if isinstance(value, list):
-        return ", ".join(map(str, value)) or "–"
+        return visible(", ".join(map(str, value))) or "–"
     if isinstance(value, int) and name.startswith(("memory_", "bytes_", "files: ")):
         return format_bytes(value)
     return short(value)
@@ -156,4 +172,4 @@ def short(value: Any) -> str:
     """A value in a table: four digits of a number, – for None."""
     if value is None:
         return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else visible(str(value))

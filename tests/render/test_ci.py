@@ -72,3 +72,14 @@ def test_limits_that_hold_have_one_notice(found):
 
 def test_the_summary_page_is_markdown(found):
     assert github_summary(found) == f"### sublaplace\n\n{markdown(found)}\n\n"
+
+
+def test_annotations_of_hostile_names_stay_one_line_each(found):
+    odd = row("names:a\r\n::error::b\x1b[2J\u2028::warning::c", w2=1.0)
+    gate = Gate((Check(odd, "w2", "max 0.1", False),))
+    shown = text("github", dataclasses.replace(found, gate=gate))
+    first, last = shown.splitlines()
+    assert first.startswith(
+        "::error title=sublaplace%3A w2 failed::names:a%0D%0A::error::b\\x1b[2J\\u2028::warning::c ("
+    )
+    assert last == "::notice title=sublaplace::gate: 0 of 1 limits hold"

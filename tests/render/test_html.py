@@ -11,6 +11,7 @@ import pytest
 from render.made_gate import ODD, judged
 from results.made_results import result, row
 
+from sublaplace_cli.plain_text import visible
 from sublaplace_cli.render.html import html_report
 from sublaplace_cli.results.baseline import load_baseline
 from sublaplace_cli.results.gate import Check, Gate, judge
@@ -72,12 +73,12 @@ def test_it_defines_every_metric_in_its_table_and_no_other():
     assert "<b>nll</b>" not in report(result(row(w2=0.5)))[0]
 
 
-@pytest.mark.filterwarnings("ignore:Glyph 7")
 def test_it_escapes_what_it_shows():
-    text, page = report(judged(), NO_PICTURES, "# <script>alert(1)</script>")
+    text, page = report(judged(), NO_PICTURES, "# <script>alert(1)</script>\n# \u202e and \x1b")
     assert "script" not in page.tags
     assert "<script>alert(1)</script>" in "".join(page.words)
-    assert html.escape(ODD) in text
+    assert html.escape(visible(ODD)) in text
+    assert not any(character in text for character in "\x07\x1b\u202e")
     assert "Not drawn: no &lt;b&gt;." in text
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import html
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from results.made_results import result, row
 
+import sublaplace_cli
 from sublaplace_cli.catalog import PICTURES, load
+from sublaplace_cli.plain_text import visible
 from sublaplace_cli.render.plots import COLOURS, _grouped, _style, curves, picture
 from sublaplace_cli.results.result import Figures, LayerShare, Series
 from sublaplace_cli.results.sweep import combine
@@ -124,3 +132,44 @@ def test_a_map_of_many_layers_adds_them_up():
     assert all(size == 500 and chosen == {"a": sum(range(50))} for _, size, chosen in grouped)
     few = _grouped(figures(layers=layers[:4]))
     assert [name for name, _, _ in few] == [layer.name for layer in layers[:4]]
+
+
+HOSTILE_LABELS = [
+    "names:$a$",
+    "names:$",
+    "names:$\\frac{$",
+    "names:a\\$b$c",
+    "names:\x1b[1m\x00",
+    "names:a\n-->b",
+    "\udcff",
+]
+
+
+@pytest.mark.parametrize("kind", PICTURES)
+@pytest.mark.parametrize("label", HOSTILE_LABELS)
+def test_labels_are_text(kind, label):
+    line = Series(label, [0.1, 0.5], [0.2, 3.0])
+    share = LayerShare(f"{label}.weight", 4, {label: 3})
+    drawn = figures(calibration=[line], scatter=[line], layers=[share])
+    found = result(row(label, w2=0.5, w2_low=0.1, w2_high=0.4, mean_std=1.0))
+    content = picture(load(PICTURES[kind])(found, drawn), "svg").decode()
+    ElementTree.fromstring(content)
+    assert f"<!-- {visible(label).replace('--', '- -')}" in html.unescape(content)
+
+
+def test_a_matplotlibrc_in_the_working_folder_is_ignored(tmp_path):
+    (tmp_path / "matplotlibrc").write_text("figure.facecolor: red\nno such key: 1\n")
+    (tmp_path / "own").write_text("figure.edgecolor: blue\n")
+    script = (
+        "import os, sublaplace_cli.render.plots, matplotlib\n"
+        "print(os.getcwd(), *(matplotlib.rcParams[f'figure.{part}'] for part in ('facecolor', 'edgecolor')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(sublaplace_cli.__file__).parents[1]), "MATPLOTLIBRC": "own"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == (f"{tmp_path} white blue\n", "")

@@ -6,13 +6,16 @@ import csv
 import dataclasses
 import io
 import json
+import re
 
 import pytest
 from render.made_gate import ODD, judged
 from results.made_results import result, row
 
 from sublaplace_cli.catalog import FORMAT_OF_SUFFIX, FORMATS, load
+from sublaplace_cli.plain_text import visible
 from sublaplace_cli.render.text import DROPPED_FIRST, HIDDEN_AT, SHOWN, short_grid, title
+from sublaplace_cli.results.gate import Check, Gate
 from sublaplace_cli.results.result import Listing
 from sublaplace_cli.results.sweep import combine
 
@@ -45,7 +48,8 @@ def test_jsonl(found):
 @pytest.mark.parametrize(("name", "delimiter"), [("csv", ","), ("tsv", "\t")])
 def test_csv_and_tsv(found, name, delimiter):
     rows = list(csv.DictReader(io.StringIO(text(name, found), newline=""), delimiter=delimiter))
-    assert [row["method"] for row in rows] == ["gradient", ODD, "full"]
+    assert [row["method"] for row in rows] == ["gradient", visible(ODD), "full"]
+    assert len(text(name, found).splitlines()) == 4, "one line per row"
     assert float(rows[0]["nll"]) == 1 / 3
     assert rows[1]["w2"] == rows[0]["accuracy"] == ""
 
@@ -56,6 +60,57 @@ def test_markdown(found):
     assert len(table) == 2 + 3
     assert "\\|" in table[3], "a bar in a name must not end its cell"
     assert lines[-1] == "* gate: 2 of 4 limits hold"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("names:<img src=x>&lt;", "names:&lt;img src=x&gt;&amp;lt;"),
+        ("names:[a](b)", "names:\\[a\\](b)"),
+        ("names:*.`w`", "names:\\*.\\`w\\`"),
+        ("names:_a_b_", "names:\\_a_b\\_"),
+        ("names:a\\|b", "names:a\\\\\\|b"),
+        ("names:layer_1.weight-2", "names:layer_1.weight-2"),
+    ],
+)
+def test_names_in_markdown_are_text(name, shown):
+    assert text("markdown", result(row(name, w2=1.0))).splitlines()[-1] == f"| {shown} | 5 | 1 |"
+
+
+@pytest.mark.parametrize("name", ["names:[a-z0-9]*", "names:[/0-9]*", "names:[red]x[/red]", "names::cat:", "[bold]"])
+def test_names_in_a_table_are_text(name):
+    assert name in text("table", result(row(name, w2=1.0)))
+    assert name in text("table", Listing({"schema": 1, "method": name, "reused": [name], "files": {name: 5}}))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    "hostile", ["\x1b[31m", "\x9b31m", "\u202ea", "a\r\n::error::b", " ::error::b", "##[error]b", "\udcff"]
+)
+def test_no_format_obeys_a_name(name, hostile):
+    runs = combine([(hostile, 0), ("b", 0)], [result(row(f"names:{hostile}", w2=w2)) for w2 in (1.0, 2.0)])
+    gate = Gate(tuple(Check(one, "w2", "max 0.1", False) for one in runs.rows))
+    for answer in (dataclasses.replace(runs, gate=gate), Listing({"schema": 1, hostile: hostile, "a": {hostile: 5}})):
+        shown = text(name, answer)
+        assert shown.encode().decode() == shown
+        assert re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", shown) is None
+        for line in shown.splitlines():
+            command = line.strip().startswith("::") or "##[" in line
+            assert not command or re.match(r"::(error|notice) title=sublaplace[^:]*::", line)
+        if name == "json":
+            assert json.loads(shown) == answer.as_dict()
+        if name == "jsonl" and isinstance(answer, Listing):
+            assert json.loads(shown) == answer.as_dict()
+
+
+@pytest.mark.parametrize("start", "=+-@")
+def test_no_name_in_a_csv_file_is_a_formula(start):
+    names = [f"{start}1+1", f"a{start}", "b"]
+    sweep = combine([(name, 0) for name in names], [result(row(w2=-1.0))] * 3)
+    rows = list(csv.DictReader(io.StringIO(text("csv", sweep))))
+    assert [row["checkpoint"] for row in rows] == [f"'{names[0]}", *names[1:], "mean"]
+    assert {row["w2"] for row in rows} == {"-1.0"}, "a number is no name"
+    assert text("tsv", sweep).splitlines()[1].startswith(f"{start}1+1\t")
 
 
 def test_table(found):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RunError, SublaplaceError
+from ..plain_text import visible
 from .ranks import LEADER_RANK
 
 BEAT_INTERVAL = 1.0  # seconds between two heartbeats
@@ -24,13 +25,15 @@ CONTINUE_HINT = "finished parts are kept; run the same command again to continue
 class Failure(RunError):
     """Why the ranks cannot continue together."""
 
-    def __init__(self, message: str, hint: str | None = CONTINUE_HINT, exit_code: int = RunError.exit_code) -> None:
+    def __init__(
+        self, message: str | Sequence[str], hint: str | None = CONTINUE_HINT, exit_code: int = RunError.exit_code
+    ) -> None:
         super().__init__(message, hint=hint)
         self.exit_code = exit_code
 
     @property
     def text(self) -> str:
-        return f"error: {self.message}\n" + (f"  {self.hint}\n" if self.hint else "")
+        return "".join(f"{visible(line)}\n" for line in self.shown_lines(self.hint))
 
 
 class Heartbeat(threading.Thread):
@@ -122,8 +125,9 @@ class Heartbeat(threading.Thread):
         if report is None or report["rank"] == self.rank:
             return None
         host = self.members[report["rank"]]["host"]
-        message = f"rank {report['rank']} of {len(self.members)} on {host}: {report['message']}"
-        return Failure(message, report["hint"], report["exit_code"])
+        first, *rest = report["lines"]
+        lines = [f"rank {report['rank']} of {len(self.members)} on {host}: {first}", *rest]
+        return Failure(lines, report["hint"], report["exit_code"])
 
     def find_cause(self) -> Failure | None:
         """Why a connection broke: the error another rank reported, or the process on this machine that has ended."""
@@ -151,7 +155,7 @@ class Heartbeat(threading.Thread):
 
     def report_failure(self, error: SublaplaceError, show: Callable[[], None]) -> None:
         """Report an error of this rank to the others, and `show` it if this is the rank that prints."""
-        report = {"rank": self.rank, "message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+        report = {"rank": self.rank, "lines": error.lines, "hint": error.hint, "exit_code": error.exit_code}
         self.stopped.set()
         self._try_store(lambda store: store.compare_set(FAILED_KEY, "", json.dumps(report)))
         # The leader prints. If it has ended without printing, the first other rank that notices does.

@@ -34,6 +34,8 @@ END_OF_CALLS = "end of calls"
 class ProcessGroup:
     """This process as one worker of several (`core.workers.WorkerGroup`)."""
 
+    store: Any = None  # of this rank, once it is connected
+
     def __init__(self, info: RankInfo, device: torch.device) -> None:
         import torch.distributed as dist
 
@@ -43,13 +45,12 @@ class ProcessGroup:
         self._dist = dist
         self._waiter = ThreadPoolExecutor(1, "waiter")
         self._launcher = os.getppid()
+        self._join_deadline = time.monotonic() + JOIN_TIMEOUT.total_seconds()
         try:
             self._until_done(self._waiter.submit(self._join))
         except (RuntimeError, ValueError) as error:
             signals.check()
-            problem = f"could not join the others within {JOIN_TIMEOUT.seconds} s: {error}"
-            hint = "check that all ranks have started and can reach MASTER_ADDR:MASTER_PORT"
-            raise RunError(f"rank {self.rank} of {self.size} {problem}", hint=hint) from error
+            raise self._not_joined(f": {_first_line(error)}") from error
         host = socket.gethostname()
         self.members = self.exchange({"rank": self.rank, "host": host, "process": os.getpid(), "device": str(device)})
         if device.type == "cuda" and self.workers_on_device > 1:
@@ -61,10 +62,19 @@ class ProcessGroup:
 
     def _join(self) -> None:
         dist, rank, size = self._dist, self.rank, self.size
-        self.store, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=JOIN_TIMEOUT)))
+        # Its own limit is kept only roughly, some steps have none: `_check` ends the wait, so this one comes later.
+        self.store, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=2 * JOIN_TIMEOUT)))
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         store = dist.PrefixStore("work", self.store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT)
+
+    def _not_joined(self, problem: str) -> RunError:
+        if self.rank == LEADER_RANK + 1 and self.store is None:
+            sys.stderr = sys.__stderr__ or sys.stderr  # the leader, which prints for this rank too, has not started
+        hint = (
+            f"check that all ranks have started and can reach {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        )
+        return RunError(f"rank {self.rank} of {self.size} could not join the others{problem}", hint=hint)
 
     def call_on_all(self, function: str, arguments: Sequence[Any]) -> None:
         if self.rank != LEADER_RANK:
@@ -143,7 +153,7 @@ class ProcessGroup:
         except RuntimeError as error:
             signals.check()
             cause = None if self.heartbeat is None else self.heartbeat.find_cause()
-            raise cause or Failure(f"the connection to another rank broke: {error}") from error
+            raise cause or Failure(f"the connection to another rank broke: {_first_line(error)}") from error
 
     def _until_done(self, work: Future[Any]) -> None:
         while not wait([work], CHECK_INTERVAL).done:
@@ -152,10 +162,13 @@ class ProcessGroup:
 
     def _check(self) -> None:
         signals.check()
-        if self.heartbeat is None and os.getppid() != self._launcher:
+        if self.heartbeat is not None:
+            if self.heartbeat.failure is not None:
+                raise self.heartbeat.failure
+        elif os.getppid() != self._launcher:
             raise Failure("the launcher has ended")
-        if self.heartbeat is not None and self.heartbeat.failure is not None:
-            raise self.heartbeat.failure
+        elif time.monotonic() > self._join_deadline:
+            raise self._not_joined(f" within {JOIN_TIMEOUT.total_seconds():.0f} s")
 
     def close(self) -> None:
         if self.heartbeat is not None:
@@ -224,6 +237,11 @@ def exit_if_distributed(code: int) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)
+
+
+def _first_line(error: Exception) -> str:
+    """The message of torch without the C++ frames below it."""
+    return str(error).strip().partition("\n")[0]
 
 
 def _encode(value: Any, tensors: list[Tensor]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Rank of this process, from the environment that torchrun or another launcher sets."""
 
 import os
+import re
 from dataclasses import dataclass
 
 from ..errors import UserError
@@ -27,7 +28,6 @@ def current_rank() -> RankInfo:
     """Rank that the launcher set; a single rank without a launcher."""
     if _environment_int("WORLD_SIZE", 1) < 2:
         return RankInfo()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # this package reports a lost connection, once
     rank, size = _environment_int("RANK"), _environment_int("WORLD_SIZE")
     info = RankInfo(rank, size, _environment_int("LOCAL_RANK", 0), _environment_int("LOCAL_WORLD_SIZE", 1))
     if not 0 <= rank < size:
@@ -42,7 +42,7 @@ def _environment_int(name: str, default: int | None = None) -> int:
     text = os.environ.get(name)
     if text is None and default is not None:
         return default
-    try:
-        return int(text or "")
-    except ValueError as error:
-        raise UserError(f"{name} is {text!r}, expected a number", hint=LAUNCH_HINT) from error
+    if not re.fullmatch(r"[0-9]{1,6}", text or "", re.ASCII):
+        shown = None if text is None else text[:40]
+        raise UserError(f"{name} is {shown!r}, expected a number below a million", hint=LAUNCH_HINT)
+    return int(text or "")

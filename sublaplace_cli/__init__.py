@@ -9,9 +9,34 @@
 The names below are imported when they are first used: `import sublaplace_cli` alone loads no torch.
 """
 
-from importlib import import_module as _import_module
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
+import os as _os
+import sys as _sys
+
+
+def _is_run_by_name() -> bool:
+    """Whether this is `python -m sublaplace_cli`, or a module of the package: argv[0] is "-m" during this import."""
+    if _sys.argv[:1] != ["-m"] or len(_sys.orig_argv) < len(_sys.argv):
+        return False
+    word = _sys.orig_argv[-len(_sys.argv)].split(".")[0]  # "name", or options in one word: "-Bmname"
+    return word == __name__ or (word.startswith("-") and word.endswith(f"m{__name__}"))
+
+
+def _remove_working_folder() -> None:
+    """Take the entry off the import path that `python -m` puts there: a yaml.py beside the spec must not run."""
+    try:
+        if not _sys.flags.safe_path and _sys.path[0] == _os.getcwd():
+            del _sys.path[0]
+    except OSError:  # the working folder was deleted: python has added no entry
+        return
+
+
+# Before the first import from a file: until here, all modules are built in or were loaded to start Python.
+if _is_run_by_name():
+    _remove_working_folder()
+
+from importlib import import_module as _import_module  # noqa: E402
+from typing import TYPE_CHECKING as _TYPE_CHECKING  # noqa: E402
+from typing import Any as _Any  # noqa: E402
 
 __version__ = "0.1.0"
 

@@ -14,6 +14,8 @@ def main() -> None:
     _prepare_streams()
     # Large tensors in large pages save up to a third of the run time; this must be set before torch allocates.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    # torch's C++ code writes warnings to stderr itself, some with stack frames; what matters is reported by us.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         from .cli.app import app
 
@@ -27,7 +29,9 @@ def main() -> None:
 def _prepare_streams() -> None:
     """Replace a closed stream by an empty one; a character that the encoding lacks becomes '?', not an error."""
     # Of several ranks only the first one prints results; before they have joined, one rank per machine prints errors.
-    silent = {"stdout": os.environ.get("RANK", "0") != "0", "stderr": os.environ.get("LOCAL_RANK", "0") != "0"}
+    ranks = {"stdout": os.environ.get("RANK", "0"), "stderr": os.environ.get("LOCAL_RANK", "0")}
+    # A wrong rank is an error to show.
+    silent = {name: rank.isdecimal() and len(rank) < 7 and rank != "0" for name, rank in ranks.items()}
     several = os.environ.get("WORLD_SIZE", "1") not in ("", "1")
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None or (several and silent[name]):

@@ -106,7 +106,7 @@ ARCHITECTURES = {
 
 DATA_FORMATS = {
     "csv": "sublaplace_cli.files.data.tables:read_csv",
-    "parquet": "sublaplace_cli.files.data.tables:read_parquet",
+    "parquet": "sublaplace_cli.files.data.parquet:read_parquet",
     "npz": "sublaplace_cli.files.data.arrays:read_npz",
     "npy": "sublaplace_cli.files.data.arrays:read_npy",
     "safetensors": "sublaplace_cli.files.data.arrays:read_safetensors",

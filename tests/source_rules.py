@@ -19,18 +19,20 @@ FORBIDDEN = {
     *("following", "given", "opening", "spreads", "staging", "totals", "product", "folds", "team", "shared"),
     *("outer", "structure", "vigil", "q"),
 }
-ANYWHERE = {"errors", "catalog", "sizes", "reporter", "signals", "device"}
+ANYWHERE = {"errors", "catalog", "sizes", "reporter", "signals", "device", "plain_text", "json_files"}
 # What each layer may import of the package, besides itself: a folder, or only some of its modules.
 BELOW: dict[str, set[str]] = {
     "errors": set(),
+    "plain_text": set(),
     "sizes": {"errors"},
+    "json_files": {"sizes"},
     "signals": set(),
     "catalog": {"errors"},
     "device": {"errors"},
     "reporter": {"core.progress"},
     "core": {"errors"},
     "architectures": {"errors"},
-    "results": {"errors", "catalog", "sizes"},
+    "results": {"errors", "catalog", "sizes", "plain_text", "json_files"},
     "render": {"results"} | ANYWHERE,
     "files": {"core", "results", "architectures"} | ANYWHERE,
     "distributed": {"core"} | ANYWHERE,

@@ -20,6 +20,7 @@ from ..errors import UserError
 from ..files.artifacts.artifact import Artifact
 from ..files.data.datasets import Preparation
 from ..files.data.transforms import compile_steps
+from ..files.reading import reading
 from ..files.spec.data import DataSpec
 from ..run.posteriors import Fitted, open_posterior, read_fitted, read_prior, scales_of
 from ..run.rows.passes import parts_of
@@ -138,7 +139,8 @@ def _preparation(artifact: Artifact, shapes: list[tuple[int, ...]], integers_as_
     """(rows, like) → inputs of the network: transforms and standardisation of the spec, then the network's dtype."""
     scale = scales_of(artifact).input
     if artifact.meta["spec"]["data"].get("transforms"):
-        transforms = DataSpec.model_validate(artifact.meta["spec"]["data"]).transforms
+        with reading(artifact.path, "its data section cannot be read"):
+            transforms = DataSpec.model_validate(artifact.meta["spec"]["data"]).transforms
         steps, _ = compile_steps(transforms, shapes[0])
         prepare = Preparation(steps, scale).apply
         return lambda rows, like: torch.from_numpy(prepare(rows.cpu().numpy())).to(like)

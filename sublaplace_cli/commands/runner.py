@@ -20,7 +20,7 @@ from ..results.result import Answer, Figures, Listing, Result, json_text
 from ..results.sweep import combine, combine_plans
 from ..run.job import Job
 from ..run.output_files import Line, check_outputs, prediction_lines, write_lines, write_tensors
-from ..run.posteriors import open_posterior, scales_of
+from ..run.posteriors import open_posterior, require_room_for, scales_of
 from ..run.rows.row_storage import follow
 from ..run.run import Run, open_run
 from .early_checks import check_run, check_sweep
@@ -58,7 +58,9 @@ def run_job(job: Job, spec: LoadedSpec, reporter: Reporter, workers: WorkerGroup
     for member in with_time_left(runs, reporter) if is_sweep(job) else runs:
         with open_run(member.job, spec, reporter, workers, scales) as run:
             check_run(run)
-            if artifact is None and not job.compute.dry_run:
+            if artifact is not None:
+                require_room_for(artifact, run.memory)
+            elif not job.compute.dry_run:
                 run.store.open_folder()
             done: Listing | Evaluation | dict[str, Any] | None = plan(run) if job.compute.dry_run else None
             while done is None:

@@ -23,6 +23,8 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
+os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # as the tool sets it before it imports torch
+
 import safetensors.torch  # noqa: F401
 import torch
 import torch._dynamo

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import typing
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def test_every_command_of_the_readme_runs(tmp_path, quickstart):
         if "--nnodes" in line:  # needs the machines that it names
             continue
         if line.startswith("torchrun "):
-            code, out, err = by_torchrun(line, quickstart)
+            code, out, err = by_torchrun(line, tmp_path, quickstart)
         elif "|" in re.sub(r"'.*?'", "", line):
             code, out, err = by_shell(line, tmp_path, quickstart)
         else:
@@ -61,11 +61,10 @@ def test_every_command_of_the_readme_runs(tmp_path, quickstart):
     assert (quickstart / "curves.png").stat().st_size > 10_000
 
 
-def by_torchrun(line, cwd):
-    """Several processes, on a port of their own."""
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", *shlex.split(line)[1:]]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True)
+def by_torchrun(line, folder, cwd):
+    """Several processes, on a port of their own, with this checkout as the command `sublaplace`."""
+    words = [f"{sysconfig.get_path('scripts')}/torchrun", "--standalone", *shlex.split(line)[1:]]
+    done = subprocess.run(words, cwd=cwd, env=shell(folder), capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
 
 

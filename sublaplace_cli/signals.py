@@ -1,8 +1,14 @@
 """SIGINT and SIGTERM: an exception that no `except Exception` catches, and a record in case a library swallows it."""
 
+from __future__ import annotations
+
 import signal
+import sys
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 received: list[int] = []
 
@@ -17,6 +23,7 @@ class Interrupted(BaseException):
 
 def install() -> None:
     """Turn both signals into `Interrupted`."""
+    sys.unraisablehook = _report_unraisable
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _receive)
 
@@ -36,3 +43,9 @@ def check() -> None:
 def _receive(number: int, _frame: FrameType | None) -> NoReturn:
     received.append(number)
     raise Interrupted(number)
+
+
+def _report_unraisable(lost: UnraisableHookArgs) -> None:
+    """Report what Python drops, but no `Interrupted`: it may arrive in a finaliser, and `check` raises it again."""
+    if not isinstance(lost.exc_value, Interrupted):
+        sys.__unraisablehook__(lost)

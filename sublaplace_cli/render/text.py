@@ -38,16 +38,16 @@ def jsonl(answer: Answer) -> str:
 
 def csv_text(answer: Answer, delimiter: str = ",") -> str:
     """All keys of the rows in full precision; missing values are empty."""
+    cell = csv_cell if delimiter == "," else _tsv_cell
     if isinstance(answer, Listing):
-        flat = {k: json.dumps(v) if isinstance(v, (dict, list)) else v for k, v in answer.as_dict().items()}
+        flat = {cell(k): json.dumps(v) if isinstance(v, (dict, list)) else v for k, v in answer.as_dict().items()}
         columns, rows = list(flat), [flat]
     else:
         columns, rows = [key for key in answer.rows[0].as_dict() if key != "why"], _all_rows(answer)
     out = io.StringIO()
     writer = csv.writer(out, delimiter=delimiter, lineterminator="\n")
-    cell = csv_cell if delimiter == "," else _tsv_cell
-    lines: list[list[Any]] = [columns, *([row.get(key) for key in columns] for row in rows)]
-    writer.writerows(map(cell, line) for line in lines)  # None becomes an empty cell
+    writer.writerow(columns)  # columns of rows are names of our own
+    writer.writerows([cell(row.get(key)) for key in columns] for row in rows)  # None becomes an empty cell
     return out.getvalue()
 
 

@@ -150,9 +150,24 @@ def closeness(std_full, std, sigma2):
     mean = sum(per_row) / len(per_row)
     spread = math.sqrt(sum((x - mean) ** 2 for x in per_row) / (len(per_row) - 1))
     found = {"w2": mean, "w2_se": spread / math.sqrt(len(per_row)), "w2_relative": mean / float(std_full.mean())}
+    found["rank"] = rank_correlation(std_full, std)
     if sigma2 is not None:
         found["w2_total"] = float(((std_full**2 + sigma2).sqrt() - (std**2 + sigma2).sqrt()).abs().mean())
     return found
+
+
+def rank_correlation(std_full, std):
+    """Spearman, output by output: a rank is the number of smaller values and half of the equal ones; or None."""
+    found = []
+    for full, own in zip(std_full.T, std.T, strict=True):
+        ranks = [
+            torch.tensor([float((x < y).sum() + 0.5 * (x == y).sum()) for y in x], dtype=torch.float64)
+            for x in (full, own)
+        ]
+        if any(len(set(values.tolist())) == 1 for values in ranks):
+            return None
+        found.append(float(torch.corrcoef(torch.stack(ranks))[0, 1]))
+    return sum(found) / len(found)
 
 
 def regression_metrics(y, f, std, sigma2):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .likelihoods.classes import calibration_error
 from .prediction import Comparison, Prediction
+from .selectors import rounded
 
 Z95 = 1.96
 Known = TypeVar("Known")
@@ -53,6 +54,15 @@ def w2_total(prediction: Prediction, known: Comparison) -> float:
     full = _std_full(known)
     sigma2 = _required(known.likelihood.noise_variance, "there is no noise variance in classification")
     return float((_with_noise(full, sigma2) - _with_noise(prediction.std, sigma2)).abs().mean(1).mean())
+
+
+def rank(prediction: Prediction, known: Comparison) -> float:
+    """Spearman's correlation of σ with σ_full over the rows; mean over outputs. It compares orders, w2 sizes."""
+    own, full = _centred_ranks(prediction.std), _centred_ranks(_std_full(known))  # (M, C)
+    scale = own.norm(dim=0) * full.norm(dim=0)
+    if bool((scale == 0).any()):
+        raise NotApplicable("the standard deviations are the same on all test rows: they have no order")
+    return float(((own * full).sum(0) / scale).mean())
 
 
 def w2_low(prediction: Prediction, known: Comparison) -> float:
@@ -164,6 +174,15 @@ def _probabilities(prediction: Prediction, known: Comparison) -> Tensor:
 
 def _covered(error: Tensor, std: Tensor) -> Tensor:
     return (error.abs() <= Z95 * std).double().mean(1)
+
+
+def _centred_ranks(std: Tensor) -> Tensor:
+    """Ranks in each column minus their mean; equal values share the mean of their ranks."""
+    columns = []
+    for values in rounded(std).unbind(1):
+        _, place, count = torch.unique(values, return_inverse=True, return_counts=True)
+        columns.append((count.cumsum(0) - 0.5 * (count - 1).double())[place])
+    return torch.stack(columns, 1) - 0.5 * (len(std) + 1)
 
 
 def _with_noise(std: Tensor, sigma2: float) -> Tensor:

@@ -42,9 +42,10 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "v", "D", "P", "X", "<")
 DASHES = ("--", "-.", ":", (0, (1, 1, 4, 1)), (0, (6, 2)), (0, (3, 1, 1, 1, 1, 1)))
 ROUNDING = 1e-9  # a W2 below this share of the standard deviations is rounding
-# Metrics over k: the first, and the first of the others that is known.
+# Metrics over k: the first two, and the first of the others that is known.
 AXIS_LABELS = {
     "w2": "W2 to the full posterior: mean |σ_full − σ|",
+    "rank": "rank correlation of σ with σ_full",
     "coverage95": "coverage of the oracle by 95 % intervals",
     "coverage95_total": "coverage of the targets by 95 % intervals",
     "nll": "negative log-likelihood",
@@ -62,22 +63,22 @@ def picture(figure: Figure, kind: str) -> bytes:
 
 
 def curves(result: Result, _figures: Figures) -> Figure:
-    """The paper's two panels, W2 and coverage over k: one line per method, references as horizontal lines."""
+    """W2, rank correlation and coverage over k: one line per method, references as horizontal lines."""
     rows = list(result.compared_rows)
     if result.full is not None and not any(row.method == FULL for row in rows):
         rows.append(result.full)
-    w2, *others = (METRICS[name] for name in AXIS_LABELS)
-    second = next((metric for metric in others if any(row.value(metric.name) is not None for row in rows)), others[-1])
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for axes, metric in ((left, w2), (right, second)):
+    w2, rank, *others = (METRICS[name] for name in AXIS_LABELS)
+    third = next((metric for metric in others if any(row.value(metric.name) is not None for row in rows)), others[-1])
+    figure = Figure(figsize=(15, 4.4), layout="constrained")
+    panels = figure.subplots(1, 3)
+    for axes, metric in zip(panels, (w2, rank, third), strict=True):
         _panel(axes, rows, metric, log=metric is w2)
         axes.set_ylabel(AXIS_LABELS[metric.name])
-    if second.better == "nominal":
-        right.axhline(NOMINAL, color="0.6", linewidth=1, zorder=0)
-        right.annotate("nominal 0.95", (1, NOMINAL), xycoords=("axes fraction", "data"), xytext=(-3, 3),
+    if third.better == "nominal":
+        panels[-1].axhline(NOMINAL, color="0.6", linewidth=1, zorder=0)
+        panels[-1].annotate("nominal 0.95", (1, NOMINAL), xycoords=("axes fraction", "data"), xytext=(-3, 3),
                        textcoords="offset points", ha="right", fontsize=8, color="0.4")  # fmt: skip
-    entries = {label: handle for axes in (left, right) for handle, label in zip(*axes.get_legend_handles_labels())}  # noqa: B905
+    entries = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels())}  # noqa: B905
     if entries:
         figure.legend(entries.values(), entries.keys(), loc="outside right upper", frameon=False, fontsize=9)
     setup = result.setup

@@ -41,6 +41,7 @@ _TABLE = (
     Metric("w2_low", "lower", "least w2 that the bounds of the full posterior allow", Column(), needs="bracket"),
     Metric("w2_high", "lower", "largest w2 that they allow", Column(), needs="bracket"),
     Metric("w2_relative", "lower", "w2 as a share of mean σ_full", Column()),
+    Metric("rank", "higher", "Spearman correlation of σ with σ_full over the test rows", Column(15)),
     Metric("w2_total", "lower", "mean |√(σ_full² + σ₀²) − √(σ² + σ₀²)| over the test rows"),
     Metric(
         "coverage95", "nominal", "share of the oracle's outputs within 1.96 σ", Column(13), per_row=True, needs="oracle"
@@ -67,7 +68,7 @@ _BRACKETS_LAST = sorted(_TABLE, key=lambda metric: metric.needs == "bracket")
 ROW_KEYS = tuple(key for metric in _BRACKETS_LAST for key in COLUMN_KEYS[metric.name])
 _LISTED_FIRST = (
     *("w2", "w2_relative", "w2_total", "w2_low", "w2_high", "discrepancy", "nll", "rmse", "crps", "ece", "brier"),
-    *("accuracy", "retained", "coverage95", "coverage95_total", "mean_std", "ipv", "rescale", "remainder"),
+    *("accuracy", "retained", "rank", "coverage95", "coverage95_total", "mean_std", "ipv", "rescale", "remainder"),
 )
 # The order in means over runs and in comparisons with a baseline: those with a direction first.
 LISTED = (*_LISTED_FIRST, *(name for name in METRICS if name not in _LISTED_FIRST))

@@ -25,7 +25,7 @@ M = 40
 TASKS = {"regression": 1, "regression-3": 3, "binary": 1, "multiclass": 4}
 MEANS_WITH_ERRORS = ("w2", "coverage95", "coverage95_total", "nll", "crps", "accuracy", "brier")
 OF_THE_POSTERIOR = {"rescale", "remainder", "ipv", "discrepancy", "retained"}
-EVERY_KEY = {"mean_std", "w2_relative", "w2_total", "rmse", "ece"} | {
+EVERY_KEY = {"mean_std", "w2_relative", "rank", "w2_total", "rmse", "ece"} | {
     key for name in MEANS_WITH_ERRORS for key in (name, f"{name}_se")
 }
 
@@ -116,7 +116,7 @@ def test_what_does_not_apply_is_none_with_a_reason(kind):
     ("missing", "reason", "lost"),
     [
         ("targets", "targets", {"nll", "nll_se", "rmse", "crps", "coverage95_total", "accuracy", "brier_se", "ece"}),
-        ("std_full", "full", {"w2", "w2_se", "w2_relative", "w2_total"}),
+        ("std_full", "full", {"w2", "w2_se", "w2_relative", "rank", "w2_total"}),
         ("oracle", "oracle", {"coverage95", "coverage95_se"}),
     ],
 )
@@ -187,6 +187,27 @@ def test_the_full_posterior_is_at_no_distance_from_itself():
     _, known = made("regression-3")
     values = score(known.std_full, known).values
     assert (values["w2"], values["w2_se"], values["w2_relative"], values["w2_total"]) == (0.0, 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_rank_is_the_spearman_correlation_of_scipy(kind):
+    """Also with equal values, and without regard to any increasing function of σ."""
+    std, known = made(kind)
+    std = (4 * std).ceil()
+    pairs = [stats.spearmanr(std[:, c], known.std_full[:, c]).statistic for c in range(std.shape[1])]
+    found = score(std, known).values["rank"]
+    assert found == pytest.approx(sum(pairs) / len(pairs), rel=1e-12)
+    assert score(std**3, known).values["rank"] == found
+    assert score(known.std_full**2, known).values["rank"] == pytest.approx(1, rel=1e-12)
+    assert score(1 / known.std_full, known).values["rank"] == pytest.approx(-1, rel=1e-12)
+
+
+def test_equal_standard_deviations_have_no_order():
+    std, known = made("regression-3")
+    std[:, 1] = 0.1 * (1 + 1e-15 * torch.arange(M))  # the same up to rounding
+    scores = score(std, known)
+    assert scores.values["rank"] is None
+    assert "no order" in scores.why["rank"]
 
 
 def test_a_full_posterior_without_spread_has_no_relative_distance():

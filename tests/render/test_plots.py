@@ -59,10 +59,11 @@ def test_kinds_of_files(kind, start):
         ({}, "negative log-likelihood"),
     ],
 )
-def test_the_second_panel_is_the_first_metric_that_is_known(values, label):
+def test_the_last_panel_is_the_first_metric_that_is_known(values, label):
     figure = curves(result(row(w2=0.5, **values)), figures())
-    left, right = figure.axes
+    left, middle, right = figure.axes
     assert left.get_ylabel() == "W2 to the full posterior: mean |σ_full − σ|"
+    assert middle.get_ylabel() == "rank correlation of σ with σ_full"
     assert right.get_ylabel() == label
     assert ("nominal 0.95" in words(figure)) is label.startswith("coverage")
 

@@ -122,8 +122,8 @@ def test_table(found):
 def test_the_columns_for_people():
     assert (
         *("checkpoint", "seed", "method", "k", "rescale", "remainder", "mean_std", "w2", "w2_se", "w2_low", "w2_high"),
-        *("w2_relative", "coverage95", "coverage95_total", "retained", "nll", "rmse", "crps", "accuracy", "ece"),
-        "brier",
+        *("w2_relative", "rank", "coverage95", "coverage95_total", "retained", "nll", "rmse", "crps", "accuracy"),
+        *("ece", "brier"),
     ) == SHOWN
     assert {key: value for key, value in HIDDEN_AT.items() if value is not None} == {
         "rescale": 1.0,
@@ -132,7 +132,7 @@ def test_the_columns_for_people():
     }
     assert (
         *("w2_se", "crps", "rmse", "brier", "mean_std", "coverage95_total", "w2", "ece", "remainder", "retained"),
-        *("rescale", "accuracy", "coverage95", "nll"),
+        *("rescale", "accuracy", "coverage95", "nll", "rank"),
     ) == DROPPED_FIRST
 
 

@@ -19,7 +19,7 @@ def test_the_keys_of_a_row_are_the_metrics():
 
 def test_the_order_of_a_row():
     assert (
-        *("rescale", "remainder", "mean_std", "w2", "w2_se", "w2_relative", "w2_total"),
+        *("rescale", "remainder", "mean_std", "w2", "w2_se", "w2_relative", "rank", "w2_total"),
         *("coverage95", "coverage95_total", "ipv", "discrepancy", "retained"),
         *("nll", "rmse", "crps", "accuracy", "ece", "brier", "w2_low", "w2_high"),
     ) == ROW_KEYS
@@ -33,7 +33,7 @@ def test_directions():
 DIRECTIONS = {
     "lower": {"w2", "w2_relative", "w2_total", "w2_low", "w2_high", "discrepancy", "nll", "rmse", "crps", "ece"}
     | {"brier"},
-    "higher": {"accuracy", "retained"},
+    "higher": {"accuracy", "retained", "rank"},
     "nominal": {"coverage95", "coverage95_total"},
     None: {"mean_std", "ipv", "rescale", "remainder"},
 }

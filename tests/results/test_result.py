@@ -12,7 +12,7 @@ from sublaplace_cli.results.result import Listing, Row
 
 ROW = {
     **{"method": "gradient", "k": 5, "rescale": 0.25, "remainder": 0.25, "mean_std": 0.25, "w2": 0.25, "w2_se": 0.125},
-    **{"w2_relative": 0.25, "w2_total": 0.25, "coverage95": 0.25, "coverage95_total": 0.25, "ipv": 0.25},
+    **{"w2_relative": 0.25, "rank": 0.25, "w2_total": 0.25, "coverage95": 0.25, "coverage95_total": 0.25, "ipv": 0.25},
     **{"discrepancy": 0.25, "retained": 0.25, "nll": 0.25, "rmse": 0.25, "crps": 0.25, "accuracy": 0.25, "ece": 0.25},
     **{"brier": 0.25},
     **{"accuracy_se": 0.125, "brier_se": 0.125, "coverage95_se": 0.125, "coverage95_total_se": 0.125},

@@ -78,6 +78,9 @@ TASKS = {
     "multiclass": Task("sublaplace_cli.core.likelihoods.multiclass:Multiclass", labels=True),
 }
 
+RESCALES = ("none", "scale", "hybrid")
+LINKS = ("integral", "mean-field", "probit")  # from uncertain logits to class probabilities
+
 FORMATS = {
     "table": "sublaplace_cli.render.text:table",
     "tsv": "sublaplace_cli.render.text:tsv",

@@ -88,6 +88,12 @@ def significant(x):
     return np.array([float(f"{value:.11e}") for value in np.asarray(x, dtype=np.float64)])
 
 
+def subnet_covariance(J_test, omega, S):
+    """G_S Ω_SS⁻¹ G_Sᵀ of each row (M, C, C)."""
+    g = J_test[:, :, S]
+    return torch.einsum("mcp,pq,mdq->mcd", g, torch.linalg.inv(omega[S][:, S]), g)
+
+
 def gradient_selection(score, v, k):
     keys = significant(score / v)
     return sorted(range(len(keys)), key=lambda j: (-keys[j], j))[:k]
@@ -185,13 +191,44 @@ def regression_metrics(y, f, std, sigma2):
     }
 
 
-def classification_metrics(task, y, f, std):
-    z = f / torch.sqrt(1 + math.pi * std**2 / 8)
+def expected_sigmoid(f, std):
+    """E sigmoid(f + std·z) by a sum over a fine grid of z."""
+    z = np.linspace(-12, 12, 200_001)
+    weight = np.exp(-0.5 * z**2)
+    x = np.clip(f + std * z, -700, 700)
+    return float((weight / (1 + np.exp(-x))).sum() / weight.sum())
+
+
+def expected_softmax(f, covariance):
+    """E softmax of one row over 1,024 scrambled Sobol points, in the differences to the largest logit."""
+    f, covariance = np.asarray(f), np.asarray(covariance)
+    order = np.argsort(-f, kind="stable")
+    contrast = np.zeros((len(f) - 1, len(f)))
+    for row, other in enumerate(order[1:]):
+        contrast[row, other], contrast[row, order[0]] = 1.0, -1.0
+    mean, spread = contrast @ f, contrast @ covariance @ contrast.T
+    uniform = torch.quasirandom.SobolEngine(len(mean), scramble=True, seed=0).draw(1024, dtype=torch.float64)
+    z = torch.special.ndtri(uniform).numpy()
+    factor = (
+        np.linalg.cholesky(spread + 1e-12 * spread.diagonal().max() * np.eye(len(mean))) if spread.any() else spread
+    )
+    p = np.zeros(len(f))
+    for point in z:
+        x = np.concatenate([[0.0], mean + factor @ point])
+        power = np.exp(x - x.max())
+        p[order] += power / power.sum() / len(z)
+    return p
+
+
+def class_probabilities(task, f, covariance):
     if task == "binary":
-        q = torch.sigmoid(z[:, 0])
-        p = torch.stack([1 - q, q], 1)
-    else:
-        p = torch.softmax(z, 1)
+        q = [expected_sigmoid(float(m), float(c) ** 0.5) for m, c in zip(f, covariance, strict=True)]
+        return torch.tensor([[1 - one, one] for one in q], dtype=torch.float64)
+    return torch.tensor(np.array([expected_softmax(m, c) for m, c in zip(f, covariance, strict=True)]))
+
+
+def classification_metrics(task, y, f, covariance):
+    p = class_probabilities(task, f, covariance)
     n = len(y)
     truth = torch.zeros_like(p)
     truth[range(n), y] = 1.0

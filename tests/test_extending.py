@@ -66,7 +66,7 @@ from . import ReferenceInputs
 
 
 def predict(inputs: ReferenceInputs) -> Prediction:
-    return Prediction(inputs.name, None, inputs.f, 4 * inputs.full.variance, None)
+    return Prediction(inputs.name, None, inputs.full.outputs.scaled(4.0), None)
 ''',
     "catalog.py",
     "METHODS = {",
@@ -81,6 +81,8 @@ from typing import ClassVar
 
 import torch
 from torch import nn
+
+from ..gaussian import Gaussian
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,11 @@ class Poisson:
     def check_targets(self, targets, rows, n_outputs, split):
         pass
 
+    def with_link(self, link):
+        return self
+
     def fit_terms(self, f, targets):
-        return None, -float(self.nll(f, torch.zeros_like(f), targets).sum())
+        return None, -float(self.nll(Gaussian.certain(f), targets).sum())
 
     def loss(self):
         return nn.PoissonNLLLoss(reduction="sum"), 1.0
@@ -112,18 +117,18 @@ class Poisson:
     def loss_targets(self, targets, dtype):
         return targets.to(dtype)
 
-    def log_probabilities(self, f, std):
+    def log_probabilities(self, outputs):
         return None
 
-    def nll(self, f, std, targets):
-        log_rate = f + std.square() / 2
+    def nll(self, outputs, targets):
+        log_rate = outputs.mean + outputs.variance / 2
         return (torch.exp(log_rate) - targets * log_rate + torch.lgamma(targets + 1)).mean(1)
 
     def brier(self, probabilities, targets):
         raise TypeError("counts have no class probabilities")
 
-    def calibration(self, f, std, targets):
-        return f.exp().flatten().tolist(), targets.flatten().tolist()
+    def calibration(self, outputs, targets):
+        return outputs.mean.exp().flatten().tolist(), targets.flatten().tolist()
 ''',
     "catalog.py",
     "TASKS = {",

@@ -16,7 +16,7 @@ from ..core.likelihoods import Likelihood
 from ..core.network.forward import Inputs, evenly_spaced, last_linear, map_inputs, outputs, row_count
 from ..core.network.layout import Layout
 from ..core.omega.precision import Precision
-from ..core.omega.row_sums import row_norms
+from ..core.omega.row_sums import own_products
 from ..core.posterior import path
 from ..core.posterior.full import FullPosterior, fit_full
 from ..core.posterior.rescale import Kind, RescaledPosterior, left_out, rescale_to_full
@@ -191,8 +191,8 @@ def fit(
         raise UserError(f"unknown rescaling '{rescale}'", hint=suggestion(rescale, get_args(Kind)))
     if rescale == "none":
         return posterior
-    norms = row_norms(omega.jacobian, omega.prior, omega.memory)
-    found = rescale_to_full(posterior, rescale, omega, left_out(fit_full(omega), omega), norms)
+    products = own_products(omega.jacobian, omega.prior, omega.memory)
+    found = rescale_to_full(posterior, rescale, omega, left_out(fit_full(omega), omega), products)
     return RescaledPosterior(posterior, found, omega.prior, omega.memory)
 
 
@@ -216,7 +216,8 @@ def variances(posteriors: Sequence[SubnetPosterior], jacobian: Jacobian) -> list
     >>> bool((a <= b + 1e-12).all())
     True
     """
-    return path.path_variances(posteriors, jacobian, _memory(None, jacobian.outputs.device))
+    covariances = path.path_covariances(posteriors, jacobian, _memory(None, jacobian.outputs.device))
+    return [covariance.diagonal(dim1=1, dim2=2) for covariance in covariances]
 
 
 def full_posterior(omega: Precision) -> FullPosterior:

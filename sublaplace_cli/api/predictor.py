@@ -12,10 +12,14 @@ from torch import Tensor, nn
 
 from .. import device as devices
 from ..architectures.binary_logodds import add_binary_logodds
+from ..catalog import TASKS, load
 from ..core.column_pass import ColumnPass
+from ..core.gaussian import Gaussian
 from ..core.jacobian.capture import SAMPLE_ROWS, Capture, prepare_capture
+from ..core.likelihoods import Likelihood
 from ..core.network.forward import Inputs, evenly_spaced, map_inputs, row_count
 from ..core.network.layout import Layout, network_digest
+from ..core.posterior.rescale import Rescale
 from ..errors import UserError
 from ..files.artifacts.artifact import Artifact
 from ..files.data.datasets import Preparation
@@ -44,7 +48,9 @@ class Predictor:
         self._shapes = [tuple(shape) for shape in meta["serving"]["row_shapes"]]
         self._prepare = _preparation(artifact, self._shapes, meta["serving"]["integers_as_floats"])
         self._target = scales_of(artifact).target
-        self._pass: Callable[[Inputs], tuple[Tensor, Tensor]] | None = None
+        task = load(TASKS[meta["spec"]["task"]].entry)()
+        self._likelihood: Likelihood = task if meta["link"] is None else task.with_link(meta["link"])
+        self._pass: Callable[[Inputs], Gaussian] | None = None
 
     def __call__(self, x: Inputs | np.ndarray) -> tuple[Tensor, Tensor]:
         """(mean, std) of one row (C,) or of a batch (M, C), in the units of the data that the posterior was fitted to.
@@ -52,6 +58,23 @@ class Predictor:
         A network with several inputs takes a dict or tuple of them. `std` is epistemic: it does not include the
         observation noise.
         """
+        outputs, single = self._outputs(x)
+        mean, std = outputs.mean, outputs.std
+        if self._target is not None:
+            shift, scale = (torch.as_tensor(value).to(mean) for value in (self._target.mean, self._target.std))
+            mean, std = mean * scale + shift, std * scale
+        return (mean[0], std[0]) if single else (mean, std)
+
+    def probabilities(self, x: Inputs | np.ndarray) -> Tensor:
+        """Class probabilities of one row (classes,) or of a batch (M, classes), averaged over the posterior."""
+        outputs, single = self._outputs(x)
+        log_p = self._likelihood.log_probabilities(outputs)
+        if log_p is None:
+            raise UserError("probabilities are for classes: this posterior is one of a regression")
+        return log_p[0].exp() if single else log_p.exp()
+
+    def _outputs(self, x: Inputs | np.ndarray) -> tuple[Gaussian, bool]:
+        """The outputs in the network's units, and whether x is a single row."""
         rows = map_inputs(torch.as_tensor, x)  # type: ignore[arg-type]
         single = self._is_single(rows)
         inputs = map_inputs(lambda t: self._prepare(t.unsqueeze(0) if single else t, self._parameter), rows)
@@ -60,14 +83,10 @@ class Predictor:
             if self._pass is None:
                 self._pass = self._prepare_pass(inputs)
             if n_rows <= ROWS_PER_PASS:
-                mean, std = self._pass(inputs)
-            else:
-                parts = [self._pass(_cut(inputs, start)) for start in range(0, n_rows, ROWS_PER_PASS)]
-                mean, std = (torch.cat(both) for both in zip(*parts, strict=True))
-        if self._target is not None:
-            shift, scale = (torch.as_tensor(value).to(mean) for value in (self._target.mean, self._target.std))
-            mean, std = mean * scale + shift, std * scale
-        return (mean[0], std[0]) if single else (mean, std)
+                return self._pass(inputs), single
+            parts = [self._pass(_cut(inputs, start)) for start in range(0, n_rows, ROWS_PER_PASS)]
+        means, covariances = zip(*((part.mean, part.covariance) for part in parts), strict=True)
+        return Gaussian(torch.cat(means), torch.cat(covariances)), single
 
     def _is_single(self, rows: Inputs) -> bool:
         found = [tuple(tensor.shape) for tensor in parts_of(rows)]
@@ -78,8 +97,8 @@ class Predictor:
         expected = " and ".join(f"{shape} or (rows, {', '.join(map(str, shape))})" for shape in self._shapes)
         raise UserError(f"the input has the shape {' and '.join(map(str, found))}, expected {expected}")
 
-    def _prepare_pass(self, inputs: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
-        """Check the network on a few rows, read the posterior, and return inputs → (f, std)."""
+    def _prepare_pass(self, inputs: Inputs) -> Callable[[Inputs], Gaussian]:
+        """Check the network on a few rows, read the posterior, and return inputs → outputs."""
         artifact, device = self._artifact, self._parameter.device
         memory = int(devices.free_memory(device) * devices.SAFE_SHARE)
         layout = Layout.of(self._model)
@@ -87,26 +106,26 @@ class Predictor:
         fitted = read_fitted(artifact, layout.size, capture.n_outputs, device, memory)
         if fitted.rescale.b:
             return partial(_all_columns, capture, fitted, read_prior(artifact, layout, device)[1])
-        columns, c = ColumnPass(capture, fitted.posterior.indices), fitted.rescale.c
-        return partial(_some_columns, columns, fitted.posterior.serving_variance(), 1.0 if c is None else c)
+        columns, covariance = ColumnPass(capture, fitted.posterior.indices), fitted.posterior.serving_covariance
+        return partial(_some_columns, columns, covariance(capture.n_outputs), fitted.rescale)
 
 
 def _some_columns(
-    columns: ColumnPass, variance_of: Callable[[Tensor], Tensor], c: float, inputs: Inputs
-) -> tuple[Tensor, Tensor]:
-    """(f, std) from the gradients of S alone."""
+    columns: ColumnPass, covariance_of: Callable[[Tensor], Tensor], rescale: Rescale, inputs: Inputs
+) -> Gaussian:
+    """The outputs from the gradients of S alone."""
     f, J_S = columns(inputs)
-    variance = variance_of(J_S)
-    columns.require_finite(variance)
-    return f, variance.clamp_(min=0.0).mul_(c).sqrt_().reshape(f.shape)
+    covariance = covariance_of(J_S)
+    columns.require_finite(covariance)
+    return Gaussian(f, rescale.apply(covariance, None))
 
 
-def _all_columns(capture: Capture, fitted: Fitted, prior: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """(f, std) where the remainder b·‖g outside S‖² needs all gradients."""
-    captured, posterior = capture(inputs), fitted.posterior
+def _all_columns(capture: Capture, fitted: Fitted, prior: Tensor, inputs: Inputs) -> Gaussian:
+    """The outputs where the remainder, outside S, needs all gradients."""
+    captured = capture(inputs)
     J_S, outside = fitted.columns(captured, prior)
-    variance = fitted.rescale.apply(posterior.column_variance(J_S), outside)
-    return captured.f, variance.clamp(min=0.0).sqrt().reshape(captured.f.shape)
+    own = fitted.posterior.column_covariance(J_S, captured.f.shape[1])
+    return Gaussian(captured.f, fitted.rescale.apply(own, outside))
 
 
 def load_predictor(path: str | Path, model: nn.Module) -> Predictor:

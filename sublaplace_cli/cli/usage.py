@@ -29,12 +29,13 @@ ONE_OF = {
     "dtype": ("float32", "float64"),
     "gram_dtype": ("float64", "float32"),
     "full": ("exact", "none", "bracket"),
-    "rescale": ("none", "scale", "hybrid"),
+    "rescale": catalog.RESCALES,
+    "link": catalog.LINKS,
     "split": ("train", "test", "reference", "all"),
     "format": ("auto", *catalog.FORMATS),
 }
 # Options that have no effect on predictions with a stored posterior.
-FIXED_BY_POSTERIOR = ("method", "k", "rescale", "retain", "pool", "score", "reference", "full", "full_rows")
+FIXED_BY_POSTERIOR = ("method", "k", "rescale", "link", "retain", "pool", "score", "reference", "full", "full_rows")
 AUTO = "auto"
 DEFAULT_RETAIN = 0.9
 Options = TypeVar("Options")

@@ -57,6 +57,12 @@ def _check_choice(run: Run, choice: Choice) -> None:
 
 
 def _check_posterior(run: Run) -> None:
+    if run.job.posterior.link is not None and run.link is None:
+        raise UserError(f"--link is for classes: the task is {run.project.spec.task}")
+    if run.link == "probit" and run.passes.n_outputs > 1:
+        run.reporter.note(
+            "--link probit: the probabilities depend on a constant that softmax ignores; integral and mean-field do not"
+        )
     asked, calls = run.job.posterior, [choice.call for choice in run.choices]
     if asked.full == "bracket" and (run.rescale != "none" or not any(call.selects for call in calls)):
         raise UserError(

@@ -77,9 +77,9 @@ def _bounds(problem: Problem, predictions: Sequence[Prediction]) -> Bracket | No
     if problem.run.job.posterior.full != "bracket":
         return None
     subnets = [prediction.variance for prediction in predictions if prediction.is_subnet_posterior]
-    test, norms = problem.rows.test.jacobian, problem.test_norms
+    test, products = problem.rows.test.jacobian, problem.test_products
     with problem.run.store.timed("bracket"):
-        return bracket(problem.omega, test, norms, full_rows(problem.run), subnets)
+        return bracket(problem.omega, test, products, full_rows(problem.run), subnets)
 
 
 def _check_theorem_1(problem: Problem, predictions: Sequence[Prediction], full: Prediction | None) -> None:
@@ -87,10 +87,10 @@ def _check_theorem_1(problem: Problem, predictions: Sequence[Prediction], full: 
     subnets = [prediction for prediction in predictions if prediction.is_subnet_posterior]
     for small in subnets:
         if full is not None:
-            require_not_larger(small.variance, full.variance, problem.test_norms, small.name, "the full posterior")
+            require_not_larger(small.variance, full.variance, problem.test_products, small.name, "the full posterior")
         for large in subnets:
             if _contains(large, small):
-                require_not_larger(small.variance, large.variance, problem.test_norms, small.name, large.name)
+                require_not_larger(small.variance, large.variance, problem.test_products, small.name, large.name)
 
 
 def _contains(large: Prediction, small: Prediction) -> bool:

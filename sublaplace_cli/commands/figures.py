@@ -20,7 +20,7 @@ def figures_of(evaluation: Evaluation, layout: Layout) -> Figures:
         missing["calibration"] = known.absent.targets
     else:
         points, targets = known.likelihood.calibration, known.targets
-        calibration = [Series(each.name, *points(each.mean, each.std, targets)) for each in predictions]
+        calibration = [Series(each.name, *points(each.outputs, targets)) for each in predictions]
     if known.std_full is None:
         missing["scatter"] = f"there is no full posterior to compare with ({known.absent.full})"
     else:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ..core.gaussian import Gaussian
 from ..core.jacobian.rows import TILE_SHARE
 from ..core.posterior.rescale import rescaled_draws
 from ..core.prediction import Absent, Comparison, Prediction
@@ -23,10 +24,10 @@ def predict(run: Run, artifact: Artifact) -> Evaluation:
     oracle = oracle_outputs(run)
     fitted = read_fitted(artifact, run.layout.size, run.passes.n_outputs, run.device, run.memory)
     prior_precision, prior = read_prior(artifact, run.layout, run.device)
-    f, variance, samples = _predict(run, fitted, prior)
+    outputs, samples = _predict(run, fitted, prior)
     k = len(fitted.posterior.indices)
-    prediction = Prediction(meta["method"], k, f, variance, meta["freedom"], fitted.rescale, samples=samples)
-    likelihood = run.unit_likelihood
+    prediction = Prediction(meta["method"], k, outputs, meta["freedom"], fitted.rescale, samples=samples)
+    likelihood = run.unit_likelihood if meta["link"] is None else run.unit_likelihood.with_link(meta["link"])
     known = Comparison(
         likelihood=likelihood if meta["noise_variance"] is None else likelihood.with_noise(meta["noise_variance"]),
         n_train=meta["n_train"],
@@ -37,7 +38,7 @@ def predict(run: Run, artifact: Artifact) -> Evaluation:
     )
     result = Result(
         setup=setup_of(run, meta["n_train"], meta["noise_variance"], prior_precision),
-        provenance={**run.provenance, "rescale": fitted.rescale.kind},
+        provenance={**run.provenance, "rescale": fitted.rescale.kind, "link": meta["link"]},
         full=None,
         rows=(measured_row(prediction, known),),
         artifacts={artifact.path.stem: str(artifact.path)},
@@ -60,13 +61,13 @@ def _check_posterior(run: Run, artifact: Artifact) -> None:
             raise UserError(f"{where}: it was fitted with another {section}.{key} than that of the spec: {theirs}")
 
 
-def _predict(run: Run, fitted: Fitted, prior: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(f (M, C), variance (M, C), draws (count, M, C) if requested), pass by pass; no pass stays in memory."""
+def _predict(run: Run, fitted: Fitted, prior: Tensor) -> tuple[Gaussian, Tensor | None]:
+    """The outputs, and draws of them (count, M, C) if requested, pass by pass; no pass stays in memory."""
     posterior, rescale, count = fitted.posterior, fitted.rescale, run.job.posterior.samples
     seed = run.job.selection.seed
     theta = None if count is None else posterior.draw(count, seed)
     generator = torch.Generator().manual_seed(seed + 1)
-    fs, variances, draws = [], [], []
+    fs, covariances, draws = [], [], []
     split, C = run.split("test"), run.passes.n_outputs
     room = run.memory // TILE_SHARE // (16 * C * len(posterior.indices))
     step = max(1, min(run.passes.rows_per_pass(split), room))
@@ -76,9 +77,9 @@ def _predict(run: Run, fitted: Fitted, prior: Tensor) -> tuple[Tensor, Tensor, T
             J_S, outside = fitted.columns(captured, prior)
             if theta is not None:
                 draws.append(rescaled_draws(J_S.T @ theta, rescale, outside, generator))
-            variances.append(rescale.apply(posterior.column_variance(J_S), outside).reshape(captured.f.shape))
+            covariances.append(rescale.apply(posterior.column_covariance(J_S, C), outside))
             fs.append(captured.f)
             progress.advance(len(captured.f))
     f = torch.cat(fs)
     samples = f + torch.cat(draws).T.reshape(-1, *f.shape) if draws else None
-    return f, torch.cat(variances), samples
+    return Gaussian(f, torch.cat(covariances)), samples

@@ -71,6 +71,17 @@ def column_squares(X: Tensor) -> Tensor:
     return total
 
 
+def row_products(X: Tensor, n_outputs: int) -> Tensor:
+    """Inner products of the columns that belong to one row: (n, m·C) → (m, C, C)."""
+    if n_outputs == 1:
+        return column_squares(X).reshape(-1, 1, 1)
+    total = X.new_zeros(X.shape[1] // n_outputs, n_outputs, n_outputs)
+    for part in X.split(SYMMETRIC_STRIP):
+        own = part.reshape(len(part), -1, n_outputs)  # (n, m, C)
+        total.baddbmm_(own.permute(1, 2, 0), own.permute(1, 0, 2))
+    return total
+
+
 def inverse_square_sums(L: Tensor) -> Tensor:
     """Column sums of squares of L⁻¹, i.e. the diagonal of (L Lᵀ)⁻¹, skipping the zeros above the diagonal."""
     return torch.cat([X.square().sum(0) for X in inverse_columns(L)])
@@ -131,30 +142,31 @@ def gram_is_accurate(condition: float) -> bool:
     return not torch.finfo(torch.float64).eps * condition > GRAM_ERROR
 
 
-def dual_variance(
+def dual_covariance(
     L: Tensor,
     cross: Tensor,
-    norms: Tensor,
+    products: Tensor,
     condition: float,
-    residual_norms: Callable[[Tensor, Tensor], Tensor],
+    residual_products: Callable[[Tensor, Tensor], Tensor],
     system_residual: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """‖g‖² − ‖L⁻¹ cross‖² for each column of `cross` = A V⁻¹ g, with L Lᵀ = I + K, K = A V⁻¹ Aᵀ.
+    """G V⁻¹ Gᵀ − (L⁻¹ cross)ᵀ(L⁻¹ cross) for the C gradients G of each row (m, C, C), with L Lᵀ = I + K, K = A V⁻¹ Aᵀ.
 
-    Where that loses digits, var = ‖g − Aᵀw‖² + ‖w‖² with w = (I + K)⁻¹ cross; `residual_norms(columns, w)` = ‖g − Aᵀw‖²
-    in the metric V⁻¹. An error e of w adds eᵀ(I + K)e; where K has few correct digits, w is refined once with
-    `system_residual(columns, w)` = A V⁻¹(g − Aᵀw) − w, computed without K.
+    `products` are G V⁻¹ Gᵀ (m, C, C), `cross` is A V⁻¹ Gᵀ (N·C, m·C). Where that loses digits, with
+    w = (I + K)⁻¹ cross, (G − wᵀA) V⁻¹ (G − wᵀA)ᵀ + wᵀw; `residual_products(rows, w)` is its first term. An error e of w
+    adds eᵀ(I + K)e; where K has few correct digits, w is refined once with `system_residual(rows, w)` =
+    A V⁻¹(Gᵀ − Aᵀw) − w, computed without K.
     """
-    half = solve_lower(L, cross)  # (N·C, m)
-    variance = norms - column_squares(half)
-    doubtful = variance < CANCELLATION * norms
+    half, C = solve_lower(L, cross), products.shape[1]  # (N·C, m·C)
+    covariance = products - row_products(half, C)
+    doubtful = (covariance.diagonal(dim1=1, dim2=2) < CANCELLATION * products.diagonal(dim1=1, dim2=2)).any(1)
     if not gram_is_accurate(condition):
         doubtful = torch.ones_like(doubtful)
     weak = doubtful.nonzero().squeeze(1)
     if len(weak):
-        w = solve_lower_transposed(L, half[:, weak])
+        w = solve_lower_transposed(L, half.reshape(len(half), -1, C)[:, weak].flatten(1))
         if system_residual is not None and condition >= REFINE_CONDITION:
             w = w + solve_lower_transposed(L, solve_lower(L, system_residual(weak, w)))
-        variance = variance.clone()
-        variance[weak] = residual_norms(weak, w) + w.square().sum(0)
-    return variance
+        covariance = covariance.clone()
+        covariance[weak] = residual_products(weak, w) + row_products(w, C)
+    return covariance

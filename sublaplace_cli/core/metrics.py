@@ -108,7 +108,7 @@ def retained(prediction: Prediction, known: Comparison) -> float:
 
 def nll(prediction: Prediction, known: Comparison) -> Tensor:
     """Negative log-likelihood of the targets."""
-    return known.likelihood.nll(prediction.mean, prediction.std, _targets(known))
+    return known.likelihood.nll(prediction.outputs, _targets(known))
 
 
 def rmse(prediction: Prediction, known: Comparison) -> float:
@@ -166,7 +166,7 @@ def _errors(prediction: Prediction, known: Comparison) -> tuple[Tensor, Tensor]:
 
 
 def _probabilities(prediction: Prediction, known: Comparison) -> Tensor:
-    log_p = known.likelihood.log_probabilities(prediction.mean, prediction.std)
+    log_p = known.likelihood.log_probabilities(prediction.outputs)
     p = _required(log_p, "a metric of classification").exp()
     _targets(known)
     return p

@@ -1,31 +1,38 @@
 """A method's prediction at the test rows, and the quantities that it is compared with."""
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from torch import Tensor
 
+from .gaussian import Gaussian
 from .likelihoods import Likelihood
 from .posterior.rescale import Rescale
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Mean and epistemic variance of one method at every test row and output."""
+    """Mean and epistemic covariance of one method at every test row."""
 
     method: str
     k: int | None
-    mean: Tensor  # (M, C)
-    variance: Tensor  # (M, C)
+    outputs: Gaussian
     freedom: float | None  # tr(Ω_SS⁻¹ (AᵀA)_SS); None if there is no posterior
     rescale: Rescale = field(default_factory=Rescale)
     indices: Tensor | None = None  # S (k,) of a sub-network
     samples: Tensor | None = None  # draws of the outputs (count, M, C)
     own_mean: bool = False  # the mean is not that of the network
 
-    @cached_property
+    @property
+    def mean(self) -> Tensor:
+        return self.outputs.mean  # (M, C)
+
+    @property
+    def variance(self) -> Tensor:
+        return self.outputs.variance  # (M, C)
+
+    @property
     def std(self) -> Tensor:
-        return self.variance.clamp(min=0).sqrt()
+        return self.outputs.std  # (M, C)
 
     @property
     def is_subnet_posterior(self) -> bool:

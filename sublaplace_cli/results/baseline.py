@@ -31,8 +31,9 @@ class Baseline:
             return f"the baseline has metrics of version {theirs.get('metrics')}, this tool of version {METRIC_VERSION}"
         if theirs.get("rows_sha256") != mine["rows_sha256"]:
             return "the baseline is of other data"
-        if theirs.get("rescale") != mine["rescale"]:
-            return f"the baseline has --rescale {theirs.get('rescale')}, this run {mine['rescale']}"
+        for option in ("rescale", "link"):
+            if theirs.get(option) != mine[option]:
+                return f"the baseline has --{option} {theirs.get(option)}, this run {mine[option]}"
         if needs == "oracle" and theirs.get("oracle_sha256") != mine["oracle_sha256"]:
             return "the baseline has another oracle"
         if needs == "bracket" and self.bracket != result.bracket:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from ..catalog import FORMATS, FULL, METHODS, NAMES_PREFIX, PICTURES, Method
+from ..catalog import FORMATS, FULL, LINKS, METHODS, NAMES_PREFIX, PICTURES, RESCALES, Method
 from ..errors import UserError
 
 if TYPE_CHECKING:
@@ -114,7 +114,16 @@ class PosteriorOptions:
         Text(
             "correct for what a sub-network leaves out: none, scale or hybrid; default: as the spec says, else none",
             "KIND",
-            ("none", "scale", "hybrid"),
+            RESCALES,
+        ),
+    ] = None
+    link: Annotated[
+        str | None,
+        Text(
+            "from uncertain logits to class probabilities: integral, mean-field or probit; default: as the spec says, "
+            "else integral",
+            "KIND",
+            LINKS,
         ),
     ] = None
     full: Annotated[str, Text("the full posterior to compare with: exact, none or bracket", "KIND")] = "exact"

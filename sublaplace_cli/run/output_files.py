@@ -116,7 +116,7 @@ def prediction_lines(run: Run, prediction: Prediction, known: Comparison, label:
         scale = torch.as_tensor(split.target_scale.std, dtype=torch.float64, device=std.device)
         shift = torch.as_tensor(split.target_scale.mean, dtype=torch.float64, device=std.device)
         columns |= {"mean_original": mean * scale + shift, "std_original": std * scale}
-    log_p = known.likelihood.log_probabilities(mean, std)
+    log_p = known.likelihood.log_probabilities(prediction.outputs)
     if log_p is not None:
         columns["probability"] = log_p.exp()[:, -mean.shape[1] :]
     if known.targets is not None:

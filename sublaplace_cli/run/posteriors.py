@@ -10,11 +10,20 @@ import torch
 from torch import Tensor
 
 from ..catalog import FULL
+from ..core.gaussian import Gaussian
 from ..core.jacobian.capture import Captured
+from ..core.linalg import row_products
 from ..core.network.layout import Layout
 from ..core.omega.row_sums import column_chunks, columns_of_blocks
-from ..core.posterior.path import fit_path, path_variances
-from ..core.posterior.rescale import Kind, Rescale, outside_norms, rescale_to_full, rescaled_draws
+from ..core.posterior.path import fit_path, path_covariances
+from ..core.posterior.rescale import (
+    Kind,
+    Rescale,
+    outside_products,
+    rescale_to_full,
+    rescaled_draws,
+    without_rounding,
+)
 from ..core.posterior.subnet import SubnetPosterior, subnet_bytes
 from ..core.posterior.subnet_dual import SubnetDual
 from ..core.posterior.subnet_primal import SubnetPrimal
@@ -39,15 +48,14 @@ class Fitted:
     posterior: SubnetPosterior
     rescale: Rescale
 
-    def columns(self, captured: Captured, prior: Tensor) -> tuple[Tensor, Tensor]:
-        """J_Sᵀ (k, m·C) and ‖g outside S‖² (m·C,) of one pass; the norms are 0 if the rescaling does not need them."""
+    def columns(self, captured: Captured, prior: Tensor) -> tuple[Tensor, Tensor | None]:
+        """J_Sᵀ (k, m·C) of one pass, and G V⁻¹ Gᵀ outside S (m, C, C) if the rescaling needs it."""
         J_S = columns_of_blocks(captured.blocks, self.posterior.indices, captured.f.numel())
-        outside = torch.zeros(captured.f.numel(), dtype=torch.float64, device=captured.f.device)
-        if self.rescale.b:
-            norms: Any = sum(block.norms(prior[block.span]) for block in captured.blocks)
-            inside = (J_S * self.posterior.prior.rsqrt().unsqueeze(1)).square_().sum(0)
-            outside = (norms - inside).clamp(min=0.0)
-        return J_S, outside
+        if not self.rescale.b:
+            return J_S, None
+        products: Any = sum(block.own_products(prior[block.span]) for block in captured.blocks)
+        inside = row_products(J_S * self.posterior.prior.rsqrt().unsqueeze(1), captured.f.shape[1])
+        return J_S, without_rounding(products - inside, products)
 
 
 def paths(selections: Sequence[Chosen]) -> list[list[Chosen]]:
@@ -76,7 +84,7 @@ def fit(problem: Problem, path: Sequence[Chosen]) -> list[Fitted]:
     run = problem.run
     names = [variant(file_stem("posterior", chosen.method, chosen.k), run.rescale) for chosen in path]
     keys = [
-        Key("posterior", name, {"indices": chosen.digest}, {"method": chosen.method}, "fit")
+        Key("posterior", name, {"indices": chosen.digest}, {"method": chosen.method, "link": run.link}, "fit")
         for name, chosen in zip(names, path, strict=True)
     ]
 
@@ -101,9 +109,9 @@ def _rescaled(problem: Problem, posteriors: Sequence[SubnetPosterior], missing: 
 def _rescale(problem: Problem, posterior: SubnetPosterior) -> Rescale:
     if problem.run.rescale == "none":
         return Rescale()
-    full, norms = problem.full_left_out, problem.train_norms
+    full, products = problem.full_left_out, problem.train_products
     with problem.run.store.timed("rescale"):
-        return rescale_to_full(posterior, problem.run.rescale, problem.omega, full, norms)
+        return rescale_to_full(posterior, problem.run.rescale, problem.omega, full, products)
 
 
 def _content(problem: Problem, name: str, fitted: Fitted) -> Content | None:
@@ -222,14 +230,14 @@ def read_prediction(run: Run, artifact: Artifact, mean: Tensor, indices: Tensor 
     meta = artifact.meta
     if run.job.compares_with_full and "std_full" not in meta["tensors"]:
         return None
-    variance = artifact.tensor("variance", tuple(mean.shape)).to(run.device)
+    covariance = artifact.tensor("covariance", (*mean.shape, mean.shape[1])).to(run.device)
     rescale = Rescale(meta["rescale"], meta["remainder"])
-    return Prediction(meta["method"], meta["k"], mean, variance, meta["freedom"], rescale, indices)
+    return Prediction(meta["method"], meta["k"], Gaussian(mean, covariance), meta["freedom"], rescale, indices)
 
 
 def content_of(prediction: Prediction, known: Comparison) -> Content:
-    """Mean, std, std_full and target of each test row and output; the variance has all its digits."""
-    tensors = {"mean": prediction.mean, "std": prediction.std, "variance": prediction.variance}
+    """Mean, std, std_full and target of each test row and output, and the covariance of each row's outputs."""
+    tensors = {"mean": prediction.mean, "std": prediction.std, "covariance": prediction.outputs.covariance}
     optional = {"std_full": known.std_full, "target": known.targets}
     tensors |= {name: tensor for name, tensor in optional.items() if tensor is not None}
     rescale = prediction.rescale
@@ -241,21 +249,21 @@ def _predictions(
 ) -> list[Prediction]:
     """The missing predictions of a path; all are computed together, so no bit depends on which artifacts exist."""
     run, test, prior = problem.run, problem.rows.test.jacobian, problem.hyperparameters.prior
-    variances = path_variances([each.posterior for each in fitted], test, run.memory)
+    covariances = path_covariances([each.posterior for each in fitted], test, run.memory)
     predictions = []
     for i in missing:
         chosen, posterior, rescale = path[i], fitted[i].posterior, fitted[i].rescale
-        outside = torch.zeros_like(variances[i]).flatten()
+        outside = None
         if rescale.b:
-            outside = outside_norms(test, problem.test_norms, posterior.indices, prior, run.memory)
-        variance = rescale.apply(variances[i], outside.reshape(variances[i].shape))
+            outside = outside_products(test, problem.test_products, posterior.indices, prior, run.memory)
+        outputs = Gaussian(test.outputs, rescale.apply(covariances[i], outside))
         samples = None if run.job.posterior.samples is None else _samples(problem, fitted[i], outside)
         about = (posterior.freedom, rescale, chosen.indices, samples)
-        predictions.append(Prediction(chosen.method, chosen.k, test.outputs, variance, *about))
+        predictions.append(Prediction(chosen.method, chosen.k, outputs, *about))
     return predictions
 
 
-def _samples(problem: Problem, fitted: Fitted, outside: Tensor) -> Tensor:
+def _samples(problem: Problem, fitted: Fitted, outside: Tensor | None) -> Tensor:
     """Draws of the outputs at the test rows (count, M, C)."""
     run, test = problem.run, problem.rows.test.jacobian
     count, seed = run.job.posterior.samples or 0, run.job.selection.seed

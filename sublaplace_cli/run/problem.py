@@ -15,7 +15,7 @@ from ..catalog import FULL
 from ..core.jacobian.rows import Jacobian
 from ..core.linalg import WARN_CONDITION
 from ..core.omega.precision import Precision
-from ..core.omega.row_sums import row_norms, squared_gradients
+from ..core.omega.row_sums import own_products, squared_gradients
 from ..core.posterior.full import FullPosterior, fit_full
 from ..core.posterior.rescale import left_out
 from ..files.artifacts.artifact import Artifact
@@ -142,17 +142,17 @@ class Problem:
             return left_out(full, self.omega)
 
     @cached_property
-    def train_norms(self) -> Tensor:
-        return self._norms(self.rows.train.jacobian)
+    def train_products(self) -> Tensor:
+        return self._products(self.rows.train.jacobian)
 
     @cached_property
-    def test_norms(self) -> Tensor:
-        return self._norms(self.rows.test.jacobian)
+    def test_products(self) -> Tensor:
+        return self._products(self.rows.test.jacobian)
 
-    def _norms(self, jacobian: Jacobian) -> Tensor:
-        """‖g‖² of rows in the metric V⁻¹ (M·C,)."""
+    def _products(self, jacobian: Jacobian) -> Tensor:
+        """G V⁻¹ Gᵀ of each row (M, C, C): on the diagonal, ‖g‖² in the metric V⁻¹."""
         with self.run.store.timed("predict"):
-            return row_norms(jacobian, self.hyperparameters.prior, self.run.memory)
+            return own_products(jacobian, self.hyperparameters.prior, self.run.memory)
 
     @property
     def other_reference(self) -> Jacobian | None:

@@ -123,7 +123,7 @@ def _is_open(project: Project) -> bool:
     return posterior.noise_variance == "marglik" or any(not isinstance(value, (int, float)) for value in values)
 
 
-def provenance_of(identity: dict[str, Any], rescale: str, job: Job) -> dict[str, Any]:
+def provenance_of(identity: dict[str, Any], rescale: str, link: str | None, job: Job) -> dict[str, Any]:
     """What a result was made from, and what two results must share to be compared."""
     spec = _without_paths(identity["spec"])
     rows = [identity["data"], spec["data"], spec["task"], spec["model"].get("wrap")]
@@ -138,6 +138,7 @@ def provenance_of(identity: dict[str, Any], rescale: str, job: Job) -> dict[str,
         "rows_sha256": digest_of(rows),
         "oracle_sha256": oracle,
         "rescale": rescale,
+        "link": link,
         "dtype": job.compute.dtype,
         "seed": job.selection.seed,
     }

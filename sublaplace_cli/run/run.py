@@ -16,8 +16,10 @@ from torch import Tensor
 
 from .. import __version__
 from .. import device as devices
+from ..catalog import LINKS, TASKS
 from ..core.jacobian.capture import SAMPLE_ROWS, prepare_capture
 from ..core.likelihoods import Likelihood
+from ..core.likelihoods.links import Link
 from ..core.network.forward import last_linear
 from ..core.network.layout import Layout, network_digest
 from ..core.posterior.rescale import Kind
@@ -81,12 +83,20 @@ class Run:
     @property
     def rescale(self) -> Kind:
         """The option if set, otherwise the value of the spec."""
-        return cast(Kind, self.job.posterior.rescale) or self.project.spec.posterior.rescale
+        return cast(Kind, self.job.posterior.rescale or self.project.spec.posterior.rescale)
+
+    @property
+    def link(self) -> Link | None:
+        """How class probabilities are computed; None if there are no classes."""
+        if not TASKS[self.project.spec.task].labels:
+            return None
+        return cast(Link, self.job.posterior.link or self.project.spec.posterior.link or LINKS[0])
 
     @property
     def unit_likelihood(self) -> Likelihood:
         """The task's likelihood before its noise variance is known."""
-        return self.project.likelihood()
+        likelihood = self.project.likelihood()
+        return likelihood if self.link is None else likelihood.with_link(self.link)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -125,7 +135,7 @@ class Run:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        return provenance_of(self.store.identity, self.rescale, self.job)
+        return provenance_of(self.store.identity, self.rescale, self.link, self.job)
 
     def with_half_the_memory(self) -> Run:
         """The same run after it ran out of memory; finished parts come from the store."""

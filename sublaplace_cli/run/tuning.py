@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.gaussian import Gaussian
 from ..core.jacobian.rows import Jacobian
+from ..core.linalg import row_products
 from ..core.omega.gram import gram
-from ..core.omega.row_sums import column_chunks, row_norms, weigh_columns
+from ..core.omega.row_sums import column_chunks, own_products, weigh_columns
 from ..core.posterior.full import full_bytes
 from ..core.tuning import marglik, nll
 from ..core.tuning.marglik import Evidence, Optimum, maximise
@@ -166,14 +168,14 @@ class _Tuner:
         inside, root = self._inside(), likelihood.root(train.outputs)
         K, cross = self._kernel(train, inside, root), self._kernel(validation, inside, root).T
         if self.S is None:
-            norms = row_norms(validation, torch.ones_like(self.start.prior), run.memory)
+            products = own_products(validation, torch.ones_like(self.start.prior), run.memory)
         else:
-            norms = torch.cat([chunk.square_().sum(0) for _, chunk in column_chunks(validation, self.S, run.memory)])
-        spectrum, f = Spectrum.of(K, cross, norms), validation.outputs
+            chunks = column_chunks(validation, self.S, run.memory)
+            products = torch.cat([row_products(chunk, run.passes.n_outputs) for _, chunk in chunks])
+        spectrum, f = Spectrum.of(K, cross, products), validation.outputs
 
         def loss(alpha: float) -> float:
-            std = spectrum.variance(alpha).reshape(f.shape).sqrt()
-            found = float(likelihood.nll(f, std, targets).mean())
+            found = float(likelihood.nll(Gaussian(f, spectrum.covariance(alpha)), targets).mean())
             return found if abs(found) < float("inf") else float("inf")
 
         alpha, value = minimise(loss)

@@ -160,8 +160,8 @@ FORGED_TENSORS: list[tuple[str, str, Callable[[Tensors], Tensors]]] = [
     ("indices-gradient-k5", "more entries", lambda _: {"indices": torch.arange(42), "scores": torch.ones(42).double()}),
     ("indices-gradient-k5", "'scores' has shape", lambda tensors: {"scores": torch.ones(4).double()}),
     ("indices-gradient-k5", "'scores' .*not finite", first("scores", INF)),
-    ("predictions-gradient-k5", "'variance' .*negative", first("variance", -1.0)),
-    ("predictions-gradient-k5", "'variance' .*not finite", first("variance", NAN)),
+    ("predictions-gradient-k5", "'covariance' .*negative", first("covariance", -1.0)),
+    ("predictions-gradient-k5", "'covariance' .*not finite", first("covariance", NAN)),
     ("jacobians-train", "'outputs' .*not finite", first("outputs", NAN)),
     ("jacobians-train", "'J/0.weight/.*' .*not finite", first("J/0.weight/deltas", NAN)),
 ]

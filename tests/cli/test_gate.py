@@ -7,6 +7,8 @@ import json
 import pytest
 from cli.cli_tools import Project, Tool, mlp, refused, save, strict
 
+from sublaplace_cli.results.metric_table import METRIC_VERSION
+
 
 def gate(tool: Tool, project: Project, *words, code: int, k: object = "5,10", **more):
     run = tool("evaluate", "--k", k, "--json", *words, cwd=project.folder, **more)
@@ -190,4 +192,4 @@ def test_a_baseline_is_never_overwritten(tool: Tool, project: Project, baseline:
     run = tool("evaluate", "--k", 5, "--baseline", baseline, "-o", baseline, "--force", cwd=project.folder)
     refused(run, "is an input of the run")
     assert (project.folder / baseline).read_text() == before
-    assert json.loads(before)["provenance"]["metrics"] == 1
+    assert json.loads(before)["provenance"]["metrics"] == METRIC_VERSION

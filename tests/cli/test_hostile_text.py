@@ -107,8 +107,8 @@ def test_a_word_of_the_command(tool: Tool, project: Project, options: tuple[str,
 
 def test_an_unknown_command(tool: Tool, tmp_path: Path) -> None:
     shows(tool(EVIL, cwd=tmp_path), r"\x1b[2J")
-    assert tool("evaluate", "--kk", cwd=tmp_path).err.endswith(
-        "\n\nError: No such option: --kk (Possible options: --k)\n"
+    assert tool("evaluate", "--metod", cwd=tmp_path).err.endswith(
+        "\n\nError: No such option: --metod (Possible options: --memory, --method, --seed)\n"
     )
 
 

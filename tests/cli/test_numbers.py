@@ -61,7 +61,7 @@ def dense(project: Project, prior: torch.Tensor, sigma2: float | None, oracle: t
             total = (full_std**2 + sigma2).sqrt() - (std**2 + sigma2).sqrt()
             row["w2_total"] = float(total.abs().mean())
         else:
-            row |= reference.classification_metrics(task, y_test, f_test, std)
+            row |= reference.classification_metrics(task, y_test, f_test, reference.subnet_covariance(J_test, omega, S))
         rows[key] = row
     return {"noise_variance": sigma2, "rows": rows, "std": full_std, "S": chosen}
 

@@ -41,6 +41,7 @@ CHANGED = {
     "reference": {"reference": "test"},
     "retain": {"k": "auto", "retain": 0.5},
     "rescale": {"rescale": "hybrid"},
+    "link": {"link": "probit"},
     "full": {"full": "none"},
     "full_rows": {"full": "bracket", "full_rows": 7},
     "posterior": {"posterior": Path("p.safetensors")},

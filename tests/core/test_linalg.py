@@ -11,9 +11,10 @@ from sublaplace_cli.core.linalg import (
     REFUSE_CONDITION,
     WARN_CONDITION,
     check_condition,
-    dual_variance,
+    dual_covariance,
     factor_of_rows,
     largest_eigenvalue,
+    row_products,
     safe_cholesky,
     solve_lower,
     solve_lower_transposed,
@@ -124,16 +125,18 @@ def test_the_dual_form_uses_residuals_only_where_it_would_cancel():
     g = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
     called = []
 
-    def residual_norms(columns, w):
-        called.extend(columns.tolist())
-        return (g[:, columns] - A.T @ w).square().sum(0)
+    def residual_products(rows, w):
+        called.extend(rows.tolist())
+        return row_products(g[:, rows] - A.T @ w, 1)
 
     L = torch.linalg.cholesky(A @ A.T + torch.eye(2, dtype=torch.float64))
     expected = torch.tensor([1 / (1 + 1e10), 1 / 1.25 + 1], dtype=torch.float64)
-    assert_close(dual_variance(L, A @ g, g.square().sum(0), 1.0, residual_norms), expected, 1e-12)
+    found = dual_covariance(L, A @ g, row_products(g, 1), 1.0, residual_products)
+    assert_close(found.flatten(), expected, 1e-12)
     assert called == [0]
     called.clear()
-    assert_close(dual_variance(L, A @ g, g.square().sum(0), 1e10, residual_norms), expected, 1e-12)
+    found = dual_covariance(L, A @ g, row_products(g, 1), 1e10, residual_products)
+    assert_close(found.flatten(), expected, 1e-12)
     assert called == [0, 1], "where the Gram matrix itself is too rough, every row takes the residual form"
 
 
@@ -144,19 +147,51 @@ def test_the_dual_form_refines_only_where_the_gram_matrix_has_few_digits(conditi
     rough = L + 1e-3 * torch.tril(random_matrix(3, 3, seed=3))
     calls = []
 
-    def system_residual(columns, w):
-        calls.append(columns.tolist())
-        return A @ (g[:, columns] - A.T @ w) - w
+    def system_residual(rows, w):
+        calls.append(rows.tolist())
+        return A @ (g[:, rows] - A.T @ w) - w
 
-    def residual_norms(columns, w):
-        return (g[:, columns] - A.T @ w).square().sum(0)
+    def residual_products(rows, w):
+        return row_products(g[:, rows] - A.T @ w, 1)
 
     expected = (g * torch.linalg.solve(torch.eye(5, dtype=torch.float64) + A.T @ A, g)).sum(0)
-    found = dual_variance(rough, A @ g, g.square().sum(0), condition, residual_norms, system_residual)
-    plain = dual_variance(rough, A @ g, g.square().sum(0), condition, residual_norms)
+    norms = row_products(g, 1)
+    found = dual_covariance(rough, A @ g, norms, condition, residual_products, system_residual).flatten()
+    plain = dual_covariance(rough, A @ g, norms, condition, residual_products).flatten()
     assert calls == ([[0, 1]] if refined else [])
     assert float((plain - expected).abs().max()) > 1e-8
     if refined:
         assert float((found - expected).abs().max()) < 1e-3 * float((plain - expected).abs().max())
     else:
         assert torch.equal(found, plain)
+
+
+@pytest.mark.parametrize("condition", [1.0, 1e8, 1e11])
+def test_the_dual_form_gives_the_covariance_of_each_row(condition):
+    """Three outputs a row, one row that cancels; by the plain, the residual and the refined form."""
+    A, G = 30 * random_matrix(8, 5, seed=1), random_matrix(4, 3, 5, seed=2)
+    G[1] = A[:3]
+    g = G.flatten(0, 1).T
+    eye = torch.eye(8, dtype=torch.float64)
+
+    def residual(rows, w):
+        return G[rows].flatten(0, 1).T - A.T @ w
+
+    found = dual_covariance(
+        torch.linalg.cholesky(A @ A.T + eye),
+        A @ g,
+        row_products(g, 3),
+        condition,
+        lambda rows, w: row_products(residual(rows, w), 3),
+        lambda rows, w: A @ residual(rows, w) - w,
+    )
+    inverse = torch.linalg.inv(torch.eye(5, dtype=torch.float64) + A.T @ A)
+    assert_close(found, torch.einsum("mcp,pq,mdq->mcd", G, inverse, G), 1e-8)
+
+
+@pytest.mark.parametrize("n", [3, 600])
+def test_products_of_the_columns_of_each_row(n):
+    X = random_matrix(n, 12)
+    expected = torch.stack([X[:, i : i + 3].T @ X[:, i : i + 3] for i in range(0, 12, 3)])
+    assert_close(row_products(X, 3), expected, 1e-10)
+    assert_close(row_products(X, 1).flatten(), X.square().sum(0), 1e-12)

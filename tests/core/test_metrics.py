@@ -13,6 +13,7 @@ from scipy import integrate, stats
 
 from sublaplace_cli import catalog
 from sublaplace_cli.commands.measuring import measured_row
+from sublaplace_cli.core.gaussian import Gaussian
 from sublaplace_cli.core.likelihoods.binary import Binary
 from sublaplace_cli.core.likelihoods.classes import ECE_BINS, calibration_error
 from sublaplace_cli.core.likelihoods.multiclass import Multiclass
@@ -71,9 +72,14 @@ def made(kind: str, rows: int = M) -> tuple[torch.Tensor, Known]:
     return std, Known(task, f, Comparison(likelihood, 50, targets, oracle, full, full_ipv=0.25))
 
 
+def spread(f: torch.Tensor, std: torch.Tensor | float) -> Gaussian:
+    """Independent outputs."""
+    return Gaussian(f, torch.diag_embed(torch.as_tensor(std, dtype=torch.float64).expand(f.shape).square()))
+
+
 def score(std: torch.Tensor, known: Known, **changes) -> Row:
     # The square root of a square is the number itself in IEEE arithmetic, so that `std` arrives unchanged.
-    prediction = Prediction("made", 7, known.f, std.square(), freedom=6.5, rescale=Rescale(1.25, 0.5))
+    prediction = Prediction("made", 7, spread(known.f, std), freedom=6.5, rescale=Rescale(1.25, 0.5))
     return measured_row(replace(prediction, **changes), known.comparison)
 
 
@@ -85,7 +91,7 @@ def expected(std: torch.Tensor, known: Known) -> dict[str, float]:
     values |= {"rescale": 1.25, "remainder": 0.5, "ipv": ipv, "discrepancy": 0.25 - ipv, "retained": ipv / 0.25}
     if known.task == "regression":
         return values | reference.regression_metrics(known.targets, known.f, std, known.sigma2)
-    return values | reference.classification_metrics(known.task, known.targets, known.f, std)
+    return values | reference.classification_metrics(known.task, known.targets, known.f, torch.diag_embed(std.square()))
 
 
 @pytest.mark.parametrize("kind", TASKS)
@@ -228,21 +234,20 @@ def test_numbers_that_are_not_finite_are_none():
 
 def test_no_epistemic_spread_leaves_the_plain_probabilities():
     _, known = made("multiclass")
-    p = Multiclass().log_probabilities(known.f, torch.zeros_like(known.f)).exp()
+    p = Multiclass().log_probabilities(Gaussian.certain(known.f)).exp()
     torch.testing.assert_close(p, torch.softmax(known.f, 1), rtol=1e-13, atol=0)
 
 
 def test_the_probit_correction_divides_every_logit():
     f, std = torch.tensor([[3.0, -1.0]], dtype=torch.float64), torch.tensor([[2.0, 0.5]], dtype=torch.float64)
     z = [3.0 / math.sqrt(1 + math.pi * 4.0 / 8), -1.0 / math.sqrt(1 + math.pi * 0.25 / 8)]
-    assert float(Multiclass().log_probabilities(f, std).exp()[0, 0]) == pytest.approx(
-        1 / (1 + math.exp(z[1] - z[0])), rel=1e-13
-    )
+    found = Multiclass("probit").log_probabilities(spread(f, std)).exp()
+    assert float(found[0, 0]) == pytest.approx(1 / (1 + math.exp(z[1] - z[0])), rel=1e-13)
 
 
 def test_one_logit_is_two_classes():
     f = torch.tensor([[1.2]], dtype=torch.float64)
-    p = Binary().log_probabilities(f, torch.zeros_like(f)).exp()
+    p = Binary().log_probabilities(Gaussian.certain(f)).exp()
     assert p[0].tolist() == pytest.approx([1 / (1 + math.exp(1.2)), 1 / (1 + math.exp(-1.2))], rel=1e-13)
 
 

@@ -17,12 +17,12 @@ from sublaplace_cli.core.jacobian.sharded import ShardedJacobian, owners_of, som
 from sublaplace_cli.core.omega import gram as gram_module
 from sublaplace_cli.core.omega.gram import gram
 from sublaplace_cli.core.omega.precision import Precision
-from sublaplace_cli.core.omega.row_sums import column_chunks, pull, row_norms, squared_gradients
+from sublaplace_cli.core.omega.row_sums import column_chunks, own_products, pull, squared_gradients
 from sublaplace_cli.core.posterior.bounds import bracket
 from sublaplace_cli.core.posterior.full import fit_full
 from sublaplace_cli.core.posterior.kronecker import Factors, KroneckerPosterior
-from sublaplace_cli.core.posterior.path import fit_path, fit_subnet, path_gains, path_variances
-from sublaplace_cli.core.posterior.rescale import left_out, outside_norms
+from sublaplace_cli.core.posterior.path import fit_path, fit_subnet, path_covariances, path_gains
+from sublaplace_cli.core.posterior.rescale import left_out, outside_products
 from sublaplace_cli.core.selectors import SelectionProblem
 from sublaplace_cli.core.selectors.greedy import greedy
 from sublaplace_cli.core.selectors.variance import variance
@@ -51,22 +51,23 @@ def results(precision: Precision, test: Jacobian, S: Tensor, memory: int) -> dic
     jacobian = precision.jacobian
     N, C = jacobian.outputs.shape
     u = torch.linspace(-1, 1, 2 * N * C, dtype=torch.float64).reshape(N * C, 2)
-    chosen = torch.arange(0, test.outputs.numel(), 3)
+    chosen = torch.arange(0, len(test.outputs), 3)
+    w = precision.cross_gram(test).reshape(N * C, *test.outputs.shape)[:, chosen].flatten(1) * 0.1
     few = some_rows(jacobian, [1, 2, 5, N - 1])
     return {
         "gram": precision.gram(),
         "cross gram": precision.cross_gram(test),
         "columns": precision.columns(S),
-        "norms": row_norms(test, precision.prior, memory),
+        "products": own_products(test, precision.prior, memory),
         "rows": torch.cat([t.double().flatten() for t in tensors_of(jacobian.load(1, N - 1))]),
-        "norms of some rows": row_norms(few, precision.prior, memory),
+        "products of some rows": own_products(few, precision.prior, memory),
         "gram of some rows": gram(few, few, precision.prior, memory),
         "columns of some rows": torch.cat([c for _, c in column_chunks(few, S, memory)], 1),
         "data diagonal": precision.data_diagonal(),
         "unweighted": squared_gradients(test, None, memory),
         "pulled": pull(jacobian, u, memory),
         "submatrix": torch.triu(precision.submatrix(S)),
-        "residuals": precision.residual_norms(test, chosen, precision.cross_gram(test)[:, chosen] * 0.1),
+        "residuals": precision.residual_products(test, chosen, w),
     }
 
 
@@ -105,7 +106,7 @@ def test_every_result_is_that_of_one_process(name: str, size: int, rows_per_piec
     found, called = distribute(
         problem, size, rows_per_piece, lambda precision, test: results(precision, test, S, memory)
     )
-    assert {"gram_strips", "squared_gradients", "column_products", "residual_norms"} <= set(called)
+    assert {"gram_strips", "squared_gradients", "column_products", "residual_products"} <= set(called)
     for what, value in expected.items():
         if what in EXACT and memory == PLENTY:  # with little memory, tiles end where pieces end
             assert torch.equal(found[what], value), what
@@ -151,20 +152,20 @@ def test_posteriors_and_searches_run_on_sharded_rows(name: str, how: str) -> Non
     def work(precision: Precision, test: Jacobian) -> dict[str, Tensor]:
         diagonal = precision.data_diagonal()
         selection = SelectionProblem(precision, diagonal, diagonal, problem.theta, problem.last_linear)
-        norms, S = row_norms(test, precision.prior, PLENTY), subset(problem.p, k)
+        products, S = own_products(test, precision.prior, PLENTY), subset(problem.p, k)
         full, (small, large) = fit_full(precision), fit_path(precision, S, [3, k])
         dual = fit_subnet(precision, S, "dual")
         return {
             "greedy": greedy(selection, k).indices.double(),
             "variance": variance(selection, 5).indices.double(),
-            "full": full.variance(test, norms),
-            "path": torch.stack(path_variances([small, large], test, PLENTY)),
+            "full": full.covariance(test, products),
+            "path": torch.stack(path_covariances([small, large], test, PLENTY)),
             "freedom": torch.tensor([full.freedom, small.freedom, dual.freedom]),
             "gains": path_gains(precision, S),
             "left out": left_out(full, precision),
             "left out of S": left_out(dual, precision),
-            "outside": outside_norms(test, norms, S, precision.prior, PLENTY),
-            "bracket": bracket(precision, test, norms, 4, [path_variances([large], test, PLENTY)[0]]).high,
+            "outside": outside_products(test, products, S, precision.prior, PLENTY),
+            "bracket": bracket(precision, test, products, 4, [large.variance(test)]).high,
         }
 
     expected = work(problem.precision, problem.test)

@@ -24,6 +24,7 @@ from second_device import DeviceTensor, MixedDevicesError, SecondDevice, install
 from torch import Tensor, nn  # noqa: E402
 
 from sublaplace_cli.catalog import METHODS, TASKS, load  # noqa: E402
+from sublaplace_cli.core.gaussian import Gaussian  # noqa: E402
 from sublaplace_cli.core.jacobian import conv  # noqa: E402
 from sublaplace_cli.core.jacobian.capture import Capture, prepare_capture  # noqa: E402
 from sublaplace_cli.core.jacobian.rows import HeldJacobian, Jacobian, RecomputedJacobian  # noqa: E402
@@ -33,7 +34,7 @@ from sublaplace_cli.core.metrics import NotApplicable  # noqa: E402
 from sublaplace_cli.core.network.forward import Inputs, last_linear, map_inputs, row_count  # noqa: E402
 from sublaplace_cli.core.network.layout import Layout  # noqa: E402
 from sublaplace_cli.core.omega.precision import Precision  # noqa: E402
-from sublaplace_cli.core.omega.row_sums import row_norms, squared_gradients  # noqa: E402
+from sublaplace_cli.core.omega.row_sums import own_products, squared_gradients  # noqa: E402
 from sublaplace_cli.core.posterior.bounds import require_not_larger  # noqa: E402
 from sublaplace_cli.core.posterior.diagonal import DiagonalPosterior  # noqa: E402
 from sublaplace_cli.core.posterior.full import fit_full  # noqa: E402
@@ -137,10 +138,11 @@ def _results(found: Numbers, form: str, precision: Precision, test: Jacobian, S:
     found.put(form + "gram", precision.gram())
     cross = precision.cross_gram(test)
     found.put(form + "cross gram", cross)
-    found.put(form + "norms", row_norms(test, precision.prior, MEMORY))
-    chosen = torch.arange(0, cross.shape[1], 2, device=cross.device)
-    found.put(form + "system residual", precision.system_residual(test, chosen, cross[:, chosen]))
-    found.put(form + "residual norms", precision.residual_norms(test, chosen, cross[:, chosen]))
+    found.put(form + "products", own_products(test, precision.prior, MEMORY))
+    chosen = torch.arange(0, len(test.outputs), 2, device=cross.device)
+    w = cross.reshape(len(cross), *test.outputs.shape)[:, chosen].flatten(1)
+    found.put(form + "system residual", precision.system_residual(test, chosen, w))
+    found.put(form + "residual products", precision.residual_products(test, chosen, w))
 
 
 def _selectors(found: Numbers, precision: Precision, theta: Tensor, names: tuple[str, ...]) -> None:
@@ -164,26 +166,28 @@ def _selectors(found: Numbers, precision: Precision, theta: Tensor, names: tuple
 def _posteriors(
     found: Numbers, likelihood: Likelihood, precision: Precision, test: Jacobian, S: Tensor, y: Tensor
 ) -> None:
-    norms = row_norms(test, precision.prior, MEMORY)
+    products = own_products(test, precision.prior, MEMORY)
     full = fit_full(precision)
-    variance = {"full": full.variance(test, norms)}
+    covariance = {"full": full.covariance(test, products)}
     found.put("full freedom", full.freedom)
     found.put("full condition", full.condition)
     for form in ("primal", "dual"):
         subnet = fit_subnet(precision, S, form)
-        variance[form] = subnet.variance(test)
+        covariance[form] = subnet.covariance(test)
         found.put(f"{form} freedom", subnet.freedom)
         found.put(f"{form} factor", subnet.factor)
-        require_not_larger(variance[form], variance["full"], norms, form, "full")
+        own, full_variance = (covariance[name].diagonal(dim1=1, dim2=2) for name in (form, "full"))
+        require_not_larger(own, full_variance, products, form, "full")
     if float(precision.prior[0]) == TINY_PRIOR:
         assert full.condition > QR_CONDITION, "this prior is there to reach the careful forms"
     diagonal = DiagonalPosterior(precision.prior, precision.data_diagonal(), MEMORY)
-    variance["diagonal"] = diagonal.variance(test)
+    covariance["diagonal"] = diagonal.covariance(test)
     found.put("diagonal freedom", diagonal.freedom)
-    known = Comparison(likelihood, len(precision.root), y, test.outputs + 0.1, variance["full"].sqrt())
-    for name, values in variance.items():
-        found.put(f"{name} variance", values)
-        prediction = Prediction(name, None, test.outputs, values, full.freedom)
+    std_full = Gaussian(test.outputs, covariance["full"]).std
+    known = Comparison(likelihood, len(precision.root), y, test.outputs + 0.1, std_full)
+    for name, values in covariance.items():
+        found.put(f"{name} covariance", values)
+        prediction = Prediction(name, None, Gaussian(test.outputs, values), full.freedom)
         for metric in METRICS.values():
             try:
                 found.put(f"{name} {metric.name}", load(f"{metric.module}:{metric.name}")(prediction, known))

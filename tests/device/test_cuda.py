@@ -83,7 +83,7 @@ def test_the_blocks_answer_as_on_the_cpu(case: Case) -> None:
                 "squares": (found.squares(), expected.squares()),
                 "columns": (columns_of(found, local.cuda(), n), columns_of(expected, local, n)),
                 "gram": (block_gram(found, found, v.cuda()).triu(), block_gram(expected, expected, v).triu()),
-                "norms": (found.norms(v.cuda()), expected.norms(v)),
+                "products": (found.own_products(v.cuda()), expected.own_products(v)),
                 "pull": (found.pull(u.cuda()), expected.pull(u)),
             }
             for question, (answer, truth) in pairs.items():

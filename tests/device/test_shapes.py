@@ -26,7 +26,7 @@ from sublaplace_cli.core.likelihoods.binary import Binary
 from sublaplace_cli.core.linalg import solve_lower, solve_lower_transposed
 from sublaplace_cli.core.network.layout import Layout
 from sublaplace_cli.core.omega.precision import Precision
-from sublaplace_cli.core.omega.row_sums import row_norms, weigh_columns
+from sublaplace_cli.core.omega.row_sums import own_products, weigh_columns
 from sublaplace_cli.core.posterior.diagonal import DiagonalPosterior
 from sublaplace_cli.core.posterior.subnet_primal import SubnetPrimal
 
@@ -136,9 +136,9 @@ def test_squares(problem: Problem) -> None:
     assert holds(few.data_diagonal(), P)
 
 
-def test_norms_and_the_diagonal_posterior(problem: Problem) -> None:
+def test_products_and_the_diagonal_posterior(problem: Problem) -> None:
     precision, test = problem.precision, dense(first_rows(problem.test))
-    assert holds(row_norms(test, precision.prior, MEMORY), FEW)
+    assert holds(own_products(test, precision.prior, MEMORY), FEW, 1, 1)
     assert holds(DiagonalPosterior(precision.prior, precision.prior, MEMORY).variance(test), FEW, 1)
 
 
@@ -181,7 +181,7 @@ def test_columns_factor_and_variance_of_the_primal_form(problem: Problem) -> Non
     assert holds(info, dtype=torch.int32)
     S, prior = on_device(K, dtype=torch.int64), on_device(K, dtype=torch.float64)
     posterior = SubnetPrimal(S, prior, L, 0.0, lambda: 0.0, MEMORY)
-    assert holds(posterior.column_variance(columns(problem.test.load(0, M), M)), M)
+    assert holds(posterior.column_covariance(columns(problem.test.load(0, M), M), 1), M, 1, 1)
 
 
 def test_factor_and_solves_of_the_dual_form(problem: Problem) -> None:
@@ -211,7 +211,7 @@ def test_a_mix_of_devices_is_refused(problem: Problem) -> None:
     with pytest.raises(RuntimeError, match=MIXED):
         replace(precision, root=torch.ones(N, 1, 1, dtype=torch.float64)).data_diagonal()  # in its first tile
     with pytest.raises(RuntimeError, match=MIXED):
-        row_norms(dense(first_rows(problem.test)), torch.ones(P, dtype=torch.float64), MEMORY)
+        own_products(dense(first_rows(problem.test)), torch.ones(P, dtype=torch.float64), MEMORY)
     with pytest.raises(RuntimeError, match=MIXED):
         layer_blocks(problem.model, problem.layers, 1, torch.zeros(2, 3, 32, 32))
     with pytest.raises(RuntimeError, match=MIXED):

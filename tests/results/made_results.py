@@ -14,6 +14,7 @@ MADE_FROM = {
     "rows_sha256": "d",
     "oracle_sha256": None,
     "rescale": "none",
+    "link": None,
 }
 SETUP = Setup(
     task="regression",

@@ -8,6 +8,7 @@ import json
 import pytest
 from results.made_results import complete_row, result, row
 
+from sublaplace_cli.results.metric_table import METRIC_VERSION
 from sublaplace_cli.results.result import Listing, Row
 
 ROW = {
@@ -23,8 +24,15 @@ HEAD = {
     **{"schema": 1, "task": "regression", "n_train": 3, "n_test": 2, "n_params": 9, "n_outputs": 1},
     **{"noise_variance": 0.5, "prior_precision": 1.0, "device": "cpu", "workers": 1},
     "provenance": {
-        **{"weights_sha256": "w", "fingerprint": "f", "metrics": 1, "rows_sha256": "d", "oracle_sha256": None},
+        **{
+            "weights_sha256": "w",
+            "fingerprint": "f",
+            "metrics": METRIC_VERSION,
+            "rows_sha256": "d",
+            "oracle_sha256": None,
+        },
         "rescale": "none",
+        "link": None,
     },
 }
 

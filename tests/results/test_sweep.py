@@ -9,7 +9,7 @@ import math
 import pytest
 from results.made_results import SETUP, complete_row, result, row
 
-from sublaplace_cli.results.metric_table import LISTED
+from sublaplace_cli.results.metric_table import LISTED, METRIC_VERSION
 from sublaplace_cli.results.result import Listing
 from sublaplace_cli.results.sweep import combine, combine_plans
 
@@ -33,8 +33,8 @@ def test_the_json_of_a_sweep():
             **{"schema": 1, "task": "regression", "n_train": 3, "n_test": 2, "n_params": 9, "n_outputs": 1},
             **{"noise_variance": None, "prior_precision": 1.0, "device": "cpu", "workers": 1},
             "provenance": {
-                **{"weights_sha256": None, "fingerprint": "f", "metrics": 1, "rows_sha256": "d"},
-                **{"oracle_sha256": None, "rescale": "none"},
+                **{"weights_sha256": None, "fingerprint": "f", "metrics": METRIC_VERSION, "rows_sha256": "d"},
+                **{"oracle_sha256": None, "rescale": "none", "link": None},
             },
             "full": {"method": "full", "k": 9, "n": 2, "nll": 2.0, "nll_se": 1.0, "why": {}},
             "rows": [

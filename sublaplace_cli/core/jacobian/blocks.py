@@ -1,6 +1,6 @@
 """A block is the part of a Jacobian that belongs to one layer, with the sums that are computed from it in float64.
 
-Results add up: over chunks of rows for the squares and `pull`, over blocks for the Gram matrix, the norms and `push`.
+Results add up: over chunks of rows for the squares and `pull`, over blocks for Gram matrices and `push`.
 `DenseBlock` holds the Jacobian itself; the others (in `linear`, `conv` and `embedding`) hold the factors of their
 layer's gradient, and are written out where that is cheaper.
 """
@@ -86,9 +86,9 @@ class Block(ABC):
         left = self.dense()
         left.add_gram(left if other is self else other, prior, total, strips, dtype)
 
-    def norms(self, prior: Tensor) -> Tensor:
-        """Squared row norms in the metric V⁻¹ (m·C,)."""
-        return torch.cat([piece.norms(prior) for piece in self.dense_pieces()])
+    def own_products(self, prior: Tensor) -> Tensor:
+        """Jₙ V⁻¹ Jₙᵀ of each row (m, C, C): on the diagonal, squared norms in the metric V⁻¹."""
+        return torch.cat([piece.own_products(prior) for piece in self.dense_pieces()])
 
     def pull(self, u: Tensor) -> Tensor:
         """Jᵀ u for coefficients u of the rows (m·C, r) → (width, r)."""
@@ -180,9 +180,12 @@ class DenseBlock(Block):
                     else:
                         total[a:b].add_(A[a:b] @ B)
 
-    def norms(self, prior: Tensor) -> Tensor:
-        parts = [(self.flat[:, cut].double().square() / prior[cut]).sum(1) for cut in self._panels()]
-        return torch.stack(parts).sum(0)
+    def own_products(self, prior: Tensor) -> Tensor:
+        if self.n_outputs == 1:
+            parts = [(self.flat[:, cut].double().square() / prior[cut]).sum(1) for cut in self._panels()]
+            return torch.stack(parts).sum(0).reshape(-1, 1, 1)
+        scaled = (self.values[:, :, cut].double() * prior[cut].rsqrt() for cut in self._panels())  # (m, C, panel)
+        return torch.stack([J @ J.mT for J in scaled]).sum(0)
 
     def pull(self, u: Tensor) -> Tensor:
         return torch.cat([self.flat[:, cut].double().T @ u for cut in self._panels()])

@@ -58,11 +58,11 @@ class EmbeddingBlock(Block):
         pairs = gradient.view(m, C, T, n, C, T2) * same.view(m, 1, T, n, 1, T2)
         total += pairs.sum(dim=(2, 5)).reshape(m * C, n * C)
 
-    def norms(self, prior: Tensor) -> Tensor:
+    def own_products(self, prior: Tensor) -> Tensor:
         if not bool((prior == prior[0]).all()):
-            return torch.cat([self.rows(i, i + 1).dense().norms(prior) for i in range(self.n_rows)])
+            return torch.cat([self.rows(i, i + 1).dense().own_products(prior) for i in range(self.n_rows)])
         delta = self.deltas.double()
-        return ((delta * self._summed(delta)).sum(dim=(2, 3)) / prior[0]).flatten()
+        return delta.flatten(2) @ self._summed(delta).flatten(2).mT / prior[0]
 
     def _summed(self, delta: Tensor) -> Tensor:
         """δ summed over equal tokens of a row: a token that occurs twice counts once, with the sum of its gradients."""

@@ -119,19 +119,21 @@ class LinearBlock(Block):
         d_out, d_in = self.deltas.shape[3], self.inputs.shape[2]
         return self.inputs.shape[1] * other.inputs.shape[1] * (d_in + d_out + ELEMENTWISE) <= d_in * d_out
 
-    def norms(self, prior: Tensor) -> Tensor:
+    def own_products(self, prior: Tensor) -> Tensor:
         v_weight, v_bias = self._priors(prior)
-        (positions, d_in), d_out = self.inputs.shape[1:], self.deltas.shape[3]
-        if v_weight is None or positions * (d_in + d_out) > d_in * d_out:
-            return super().norms(prior)
+        (positions, d_in), (_, C, _, d_out) = self.inputs.shape[1:], self.deltas.shape
+        if v_weight is None or positions * (d_in + C * C * d_out) > C * C * d_in * d_out:
+            return super().own_products(prior)
         a, delta = self.inputs.double(), self.deltas.double()
         if positions == 1:
             length = a.square().sum(dim=(1, 2)) / v_weight + (0 if v_bias is None else 1 / v_bias)
-            return (length.unsqueeze(1) * delta.square().sum(dim=(2, 3))).flatten()
+            if C == 1:
+                return (length * delta.square().sum(dim=(1, 2, 3))).reshape(-1, 1, 1)
+            return length.reshape(-1, 1, 1) * (delta[:, :, 0] @ delta[:, :, 0].mT)
         kernel = torch.einsum("nti,nsi->nts", a, a) / v_weight
         if v_bias is not None:
             kernel = kernel + 1 / v_bias
-        return torch.einsum("ncto,ncso,nts->nc", delta, delta, kernel).flatten()
+        return torch.einsum("ncto,ndso,nts->ncd", delta, delta, kernel)
 
     def pull(self, u: Tensor) -> Tensor:
         m, C = self.deltas.shape[:2]

@@ -12,6 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..gaussian import Gaussian
+from .links import Link
+
 
 class Likelihood(Protocol):
     """p(y | f) of one row with C outputs."""
@@ -25,6 +28,10 @@ class Likelihood(Protocol):
 
     def with_noise(self, sigma2: float) -> Self:
         """The same likelihood with another σ₀²; unchanged if it has none."""
+        return self
+
+    def with_link(self, link: Link) -> Self:
+        """The same likelihood with another way to class probabilities; unchanged if there are no classes."""
         return self
 
     def root(self, f: Tensor) -> Tensor:
@@ -49,15 +56,15 @@ class Likelihood(Protocol):
     def loss_targets(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
         """Targets in the form that `loss` takes; floating-point ones in this dtype."""
 
-    def log_probabilities(self, f: Tensor, std: Tensor) -> Tensor | None:
-        """Log-probabilities of the classes (M, classes) under N(f, std²); None if there are no classes."""
+    def log_probabilities(self, outputs: Gaussian) -> Tensor | None:
+        """Log-probabilities of the classes (M, classes); None if there are no classes."""
         return None
 
-    def nll(self, f: Tensor, std: Tensor, targets: Tensor) -> Tensor:
-        """Negative log-likelihood of each row (M,) under N(f, std²)."""
+    def nll(self, outputs: Gaussian, targets: Tensor) -> Tensor:
+        """Negative log-likelihood of each row (M,)."""
 
     def brier(self, probabilities: Tensor, targets: Tensor) -> Tensor:
         """Brier score of each row (M,)."""
 
-    def calibration(self, f: Tensor, std: Tensor, targets: Tensor) -> tuple[list[float], list[float]]:
+    def calibration(self, outputs: Gaussian, targets: Tensor) -> tuple[list[float], list[float]]:
         """The points of a calibration plot."""

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import Reason, UserError
-from .classes import ClassLikelihood, probit_logits, squared_errors
+from ..gaussian import Gaussian
+from .classes import ClassLikelihood, squared_errors
+from .links import log_expected_sigmoid, probit_logits
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,12 @@ class Binary(ClassLikelihood):
     def loss_targets(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
         return targets.unsqueeze(1).to(dtype)
 
-    def log_probabilities(self, f: Tensor, std: Tensor) -> Tensor:
-        z = probit_logits(f, std)
-        return torch.nn.functional.logsigmoid(torch.cat([-z, z], dim=1))  # (M, 2)
+    def integrated(self, outputs: Gaussian) -> Tensor:
+        f, std = outputs.mean[:, 0], outputs.std[:, 0]
+        if self.link == "integral":
+            return torch.stack([log_expected_sigmoid(-f, std), log_expected_sigmoid(f, std)], dim=1)  # (M, 2)
+        z = probit_logits(f, std.square())  # mean-field is the same for two classes
+        return torch.nn.functional.logsigmoid(torch.stack([-z, z], dim=1))
 
     def brier(self, probabilities: Tensor, targets: Tensor) -> Tensor:
         return squared_errors(probabilities, targets)[:, 1]

@@ -1,46 +1,49 @@
 """Base class of the likelihoods over classes."""
 
-import math
 from abc import abstractmethod
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from ..gaussian import Gaussian
 from . import Likelihood
+from .links import Link
 
 ECE_BINS = 15
 
 
+@dataclass(frozen=True)
 class ClassLikelihood(Likelihood):
     """A likelihood of labels 0, 1, … with `log_probabilities`."""
 
+    link: Link = "integral"
     calibration_axes: ClassVar[tuple[str, str]] = ("mean probability of the top class", "accuracy")
 
+    def with_link(self, link: Link) -> Self:
+        return replace(self, link=link)
+
+    def log_probabilities(self, outputs: Gaussian) -> Tensor:
+        return outputs.once(self, lambda: self.integrated(outputs))
+
     @abstractmethod
-    def log_probabilities(self, f: Tensor, std: Tensor) -> Tensor: ...
+    def integrated(self, outputs: Gaussian) -> Tensor:
+        """Log-probabilities of the classes (M, classes), by the link."""
 
     def fit_terms(self, f: Tensor, targets: Tensor) -> tuple[None, float]:
-        return None, float(self._log_likelihood(f, torch.zeros_like(f), targets).sum())
+        return None, -float(self.nll(Gaussian.certain(f), targets).sum())
 
-    def nll(self, f: Tensor, std: Tensor, targets: Tensor) -> Tensor:
-        return -self._log_likelihood(f, std, targets)
+    def nll(self, outputs: Gaussian, targets: Tensor) -> Tensor:
+        return -self.log_probabilities(outputs).gather(1, targets.unsqueeze(1)).squeeze(1)  # (M,)
 
-    def _log_likelihood(self, f: Tensor, std: Tensor, targets: Tensor) -> Tensor:
-        return self.log_probabilities(f, std).gather(1, targets.unsqueeze(1)).squeeze(1)  # (M,)
-
-    def calibration(self, f: Tensor, std: Tensor, targets: Tensor) -> tuple[list[float], list[float]]:
+    def calibration(self, outputs: Gaussian, targets: Tensor) -> tuple[list[float], list[float]]:
         """Mean confidence and accuracy of every bin that holds a row."""
-        confidence, predicted = self.log_probabilities(f, std).exp().max(1)
+        confidence, predicted = self.log_probabilities(outputs).exp().max(1)
         correct, bins = (predicted == targets).double(), ece_bins(confidence)
         filled = bins.unique().tolist()
         x = [float(confidence[bins == number].mean()) for number in filled]
         return x, [float(correct[bins == number].mean()) for number in filled]
-
-
-def probit_logits(f: Tensor, std: Tensor) -> Tensor:
-    """Logits f/√(1 + πσ²/8): the probit correction, per output."""
-    return f / torch.sqrt(1 + math.pi * std.square() / 8)
 
 
 def squared_errors(probabilities: Tensor, targets: Tensor) -> Tensor:

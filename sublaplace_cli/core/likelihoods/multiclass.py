@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import Reason, UserError
-from .classes import ClassLikelihood, probit_logits, squared_errors
+from ..gaussian import Gaussian
+from .classes import ClassLikelihood, squared_errors
+from .links import log_expected_softmax, log_mean_field, probit_logits
 
 # The ridge of the paper's Setup C: it makes diag(p) − ppᵀ positive definite; the all-ones vector is its null space.
 SOFTMAX_RIDGE = 1e-6
@@ -43,8 +45,11 @@ class Multiclass(ClassLikelihood):
     def loss_targets(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
         return targets
 
-    def log_probabilities(self, f: Tensor, std: Tensor) -> Tensor:
-        return torch.log_softmax(probit_logits(f, std), dim=1)  # (M, C)
+    def integrated(self, outputs: Gaussian) -> Tensor:
+        if self.link == "probit":
+            return torch.log_softmax(probit_logits(outputs.mean, outputs.variance), dim=1)  # (M, C)
+        integrate = log_expected_softmax if self.link == "integral" else log_mean_field
+        return integrate(outputs.mean, outputs.covariance)
 
     def brier(self, probabilities: Tensor, targets: Tensor) -> Tensor:
         return squared_errors(probabilities, targets).sum(1)

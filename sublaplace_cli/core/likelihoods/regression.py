@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UserError
+from ..gaussian import Gaussian
 from . import Likelihood
 
 LEVELS = (*(0.05 * i for i in range(1, 20)), 0.99)  # nominal coverages of a calibration plot
@@ -52,16 +53,16 @@ class Regression(Likelihood):
         """√(σ² + σ₀²): the standard deviation of a new observation."""
         return torch.sqrt(std.square() + self.noise_variance)
 
-    def nll(self, f: Tensor, std: Tensor, targets: Tensor) -> Tensor:
-        total = self.total_std(std)
-        z = (targets - f) / total
+    def nll(self, outputs: Gaussian, targets: Tensor) -> Tensor:
+        total = self.total_std(outputs.std)
+        z = (targets - outputs.mean) / total
         return (0.5 * z.square() + total.log() + 0.5 * math.log(2 * math.pi)).mean(1)
 
     def brier(self, probabilities: Tensor, targets: Tensor) -> Tensor:
         raise TypeError("regression has no class probabilities")
 
-    def calibration(self, f: Tensor, std: Tensor, targets: Tensor) -> tuple[list[float], list[float]]:
+    def calibration(self, outputs: Gaussian, targets: Tensor) -> tuple[list[float], list[float]]:
         """Nominal and empirical coverage of central intervals."""
-        z = ((targets - f) / self.total_std(std)).abs().flatten()
+        z = ((targets - outputs.mean) / self.total_std(outputs.std)).abs().flatten()
         limits = [math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) for level in LEVELS]
         return list(LEVELS), [float((z <= limit).double().mean()) for limit in limits]

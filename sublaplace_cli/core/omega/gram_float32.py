@@ -15,7 +15,7 @@ from torch import Tensor
 from ...errors import NumericsError, Reason
 from ..jacobian.rows import Jacobian
 from ..jacobian.sharded import some_rows
-from ..linalg import solve_lower, solve_lower_transposed
+from ..linalg import row_products, solve_lower, solve_lower_transposed
 from .precision import Precision
 from .row_sums import weigh_columns
 
@@ -57,11 +57,12 @@ def _exact_cross(precision: Precision, rows: Jacobian) -> Tensor:
 def require_accuracy(
     precision: Precision, L: Tensor, rows: Jacobian, cross: Tensor, found: Tensor, sample: Sample
 ) -> float:
-    """The largest relative error of variances `found` (m·C,) from `cross` = A V⁻¹ gᵀ (N·C, m·C); refused if large."""
+    """The largest relative error of variances in `found` (m, C, C) from `cross` = A V⁻¹ Gᵀ (N·C, m·C); or refused."""
     w = solve_lower_transposed(L, solve_lower(L, cross))  # (N·C, m·C)
     exact = sample.cross if rows is sample.rows else _exact_cross(precision, rows)
-    everything = torch.arange(rows.outputs.numel(), device=w.device)
-    upper = precision.residual_norms(rows, everything, w) + w.square().sum(0)
+    everything = torch.arange(len(rows.outputs), device=w.device)
+    upper = precision.residual_products(rows, everything, w) + row_products(w, rows.outputs.shape[1])
+    upper, found = (each.diagonal(dim1=1, dim2=2).flatten() for each in (upper, found))
     N, C = precision.root.shape[:2]
     K = weigh_columns(sample.cross, precision.root[sample.numbers]).T  # (s·C, N·C)
     cross_there, w_there = (X.reshape(N, C, -1)[sample.numbers].flatten(0, 1) for X in (exact, w))

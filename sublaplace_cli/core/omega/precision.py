@@ -96,8 +96,8 @@ class Precision:
             mirrored(K)
         return K.T if w is not None else weigh_columns(K, self.root, in_place=True).T
 
-    def residual_norms(self, other: Jacobian, chosen: Tensor, w: Tensor) -> Tensor:
-        return residuals.residual_norms(self.jacobian, self.root, self.prior, other, chosen, w, self.memory)
+    def residual_products(self, other: Jacobian, chosen: Tensor, w: Tensor) -> Tensor:
+        return residuals.residual_products(self.jacobian, self.root, self.prior, other, chosen, w, self.memory)
 
     def system_residual(self, other: Jacobian, chosen: Tensor, w: Tensor) -> Tensor:
         return residuals.system_residual(self.jacobian, self.root, self.prior, other, chosen, w, self.memory)

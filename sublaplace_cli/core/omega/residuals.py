@@ -12,55 +12,57 @@ from .row_sums import weigh_rows
 
 
 @collective
-def residual_norms(
+def residual_products(
     jacobian: Jacobian, root: Tensor, prior: Tensor, other: Jacobian, chosen: Tensor, w: Tensor, memory: int
 ) -> Tensor:
-    """‖g − Aᵀw‖² in the metric V⁻¹ for chosen rows g (flat over M·C) of another Jacobian; A has the rows WᵀJ."""
-    u = weigh_rows(w, root)  # Aᵀw = Jᵀ(Ww)
-    norms = torch.zeros(len(chosen), dtype=torch.float64, device=w.device)
+    """(G − wᵀA) V⁻¹ (G − wᵀA)ᵀ for the C gradients G of chosen rows of another Jacobian (r, C, C); A has rows WᵀJ."""
+    u, C = weigh_rows(w, root), other.outputs.shape[1]  # Aᵀw = Jᵀ(Ww)
+    products = torch.zeros(len(chosen), C, C, dtype=torch.float64, device=w.device)
     for group in block_groups(jacobian, other):
-        for part in _parts(jacobian, group, len(chosen), memory):
-            pulled = _pulled(jacobian, u[:, part], group, memory)
-            for column, gradients in _own_gradients(other, chosen[part], group):
-                for total, g, block in zip(pulled, gradients, (jacobian.templates[i] for i in group), strict=True):
-                    residual = g - total[:, column]
-                    norms[part][column] += (residual.square() / prior[block.span]).sum()
-    return workers_of(jacobian).sum_to_leader(norms)
+        for part in _parts(jacobian, group, len(chosen), C, memory):
+            pulled = _pulled(jacobian, u[:, part.start * C : part.stop * C], group, memory)
+            for place, gradients in _own_gradients(other, chosen[part], group):
+                for total, G, block in zip(pulled, gradients, (jacobian.templates[i] for i in group), strict=True):
+                    residual = (G - total[:, place * C : (place + 1) * C].T) * prior[block.span].rsqrt()
+                    products[part][place] += residual @ residual.T
+    return workers_of(jacobian).sum_to_leader(products)
 
 
 @collective
 def system_residual(
     jacobian: Jacobian, root: Tensor, prior: Tensor, other: Jacobian, chosen: Tensor, w: Tensor, memory: int
 ) -> Tensor:
-    """A V⁻¹(g − Aᵀw) − w for the same rows (N·C, len(chosen)): the residual of (I + K) w = A V⁻¹ g without K."""
-    # Compute the small vector g − Aᵀw first: this avoids the rounding of A V⁻¹ g.
+    """A V⁻¹(Gᵀ − Aᵀw) − w for the same rows (N·C, r·C): the residual of (I + K) w = A V⁻¹ Gᵀ without K."""
+    # Compute the small vectors Gᵀ − Aᵀw first: this avoids the rounding of A V⁻¹ Gᵀ.
     u, workers, (own, rows) = weigh_rows(w, root), workers_of(jacobian), local_part(jacobian)
-    N, C = jacobian.outputs.shape
-    pushed = torch.zeros(len(own.outputs) * C, len(chosen), dtype=torch.float64, device=w.device)
+    (N, own_outputs), C = jacobian.outputs.shape, other.outputs.shape[1]
+    pushed = torch.zeros(len(own.outputs) * own_outputs, w.shape[1], dtype=torch.float64, device=w.device)
     for group in block_groups(jacobian, other):
         spans = [jacobian.templates[i].span for i in group]
-        for part in _parts(jacobian, group, len(chosen), memory // 2):
-            pulled = _pulled(jacobian, u[:, part], group, memory)
+        for part in _parts(jacobian, group, len(chosen), C, memory // 2):
+            columns = slice(part.start * C, part.stop * C)
+            pulled = _pulled(jacobian, u[:, columns], group, memory)
             residuals = [torch.zeros_like(total) for total in pulled]
-            for column, gradients in _own_gradients(other, chosen[part], group):
-                for residual, g in zip(residuals, gradients, strict=True):
-                    residual[:, column] = g
+            for place, gradients in _own_gradients(other, chosen[part], group):
+                for residual, G in zip(residuals, gradients, strict=True):
+                    residual[:, place * C : (place + 1) * C] = G.T
             for residual, total, span in zip(residuals, pulled, spans, strict=True):
                 workers.sum_to_leader(residual)
                 workers.broadcast(residual, LEADER)
                 residual.sub_(total).div_(prior[span].unsqueeze(1))
             for a, b, blocks in loaded(own, row_tiles(own, memory, group), group):
                 for residual, block in zip(residuals, blocks, strict=True):
-                    pushed[a * C : b * C, part] += block.push(residual)
-    whole = pushed.new_zeros(N, C, len(chosen))
-    whole[rows] = pushed.reshape(-1, C, len(chosen))
+                    pushed[a * own_outputs : b * own_outputs, columns] += block.push(residual)
+    whole = pushed.new_zeros(N, own_outputs, w.shape[1])
+    whole[rows] = pushed.reshape(-1, own_outputs, w.shape[1])
     return weigh_rows(workers.sum_to_leader(whole).flatten(0, 1), root.mT) - w
 
 
-def _parts(jacobian: Jacobian, group: list[int], count: int, memory: int) -> list[slice]:
-    """Slices of `count` vectors over the parameters of a group, each within a share of the memory."""
-    step = max(1, memory // TILE_SHARE // (8 * sum(jacobian.templates[i].width for i in group)))
-    return [slice(left, min(left + step, count)) for left in range(0, count, step)]
+def _parts(jacobian: Jacobian, group: list[int], n_rows: int, n_outputs: int, memory: int) -> list[slice]:
+    """Slices of the chosen rows whose vectors over the parameters of a group fit into a share of the memory."""
+    width = sum(jacobian.templates[i].width for i in group)
+    step = max(1, memory // TILE_SHARE // (8 * n_outputs * width))
+    return [slice(first, min(first + step, n_rows)) for first in range(0, n_rows, step)]
 
 
 def _pulled(jacobian: Jacobian, u: Tensor, group: list[int], memory: int) -> list[Tensor]:
@@ -79,12 +81,11 @@ def _pulled(jacobian: Jacobian, u: Tensor, group: list[int], memory: int) -> lis
 
 
 def _own_gradients(other: Jacobian, chosen: Tensor, group: list[int]) -> Iterator[tuple[int, list[Tensor]]]:
-    """(column, g by block) of the chosen rows that this worker holds."""
-    C, (own, _) = other.outputs.shape[1], local_part(other)
-    for column, index in enumerate(chosen.tolist()):
-        row, output = divmod(index, C)
+    """(place among the chosen rows, G (C, width) by block) of those that this worker holds."""
+    own, _ = local_part(other)
+    for place, row in enumerate(chosen.tolist()):
         if isinstance(other, ShardedJacobian):
             if int(other.owners[row]) != other.workers.rank:
                 continue
             row = other.local_number(row)
-        yield column, [block.dense().flat[output].double() for block in own.load(row, row + 1, group)]
+        yield place, [block.dense().values[0].double() for block in own.load(row, row + 1, group)]

@@ -43,17 +43,17 @@ def pull(jacobian: Jacobian, u: Tensor, memory: int) -> Tensor:
 
 
 @collective
-def row_norms(jacobian: Jacobian, prior: Tensor, memory: int) -> Tensor:
-    """Squared norms of the rows in the metric V⁻¹ (m·C,)."""
-    C = jacobian.outputs.shape[1]
+def own_products(jacobian: Jacobian, prior: Tensor, memory: int) -> Tensor:
+    """Jₙ V⁻¹ Jₙᵀ of every row (m, C, C): on the diagonal, squared norms in the metric V⁻¹."""
     own, rows = local_part(jacobian)
-    norms = torch.zeros(len(own.outputs), C, dtype=torch.float64, device=jacobian.outputs.device)
+    (m, C), device = jacobian.outputs.shape, jacobian.outputs.device
+    whole = torch.zeros(m, C, C, dtype=torch.float64, device=device)
+    products = torch.zeros(len(own.outputs), C, C, dtype=torch.float64, device=device)
     for a, b, blocks in loaded(own, row_tiles(own, memory)):
         for block in blocks:
-            norms[a:b] += block.norms(prior[block.span]).reshape(-1, C)
-    whole = norms.new_zeros(jacobian.outputs.shape)
-    whole[rows] = norms
-    return workers_of(jacobian).sum_to_leader(whole).flatten()
+            products[a:b] += block.own_products(prior[block.span])
+    whole[rows] = products
+    return workers_of(jacobian).sum_to_leader(whole)
 
 
 def column_chunks(jacobian: Jacobian, S: Tensor, memory: int) -> Iterator[tuple[int, Tensor]]:

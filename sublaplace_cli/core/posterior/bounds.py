@@ -28,23 +28,25 @@ class Bracket:
     n_sets: int
 
 
-def bracket(precision: Precision, test: Jacobian, norms: Tensor, full_rows: int, subnets: Sequence[Tensor]) -> Bracket:
+def bracket(
+    precision: Precision, test: Jacobian, products: Tensor, full_rows: int, subnets: Sequence[Tensor]
+) -> Bracket:
     """Bounds from sub-network variances and from disjoint runs of `full_rows` training rows."""
     starts = range(0, len(precision.root) - full_rows + 1, full_rows)[:MOST_SETS]
     highs = []
     for start in starts:
         rows = range(start, start + full_rows)
         some = replace(precision, jacobian=some_rows(precision.jacobian, rows), root=precision.root[start : rows.stop])
-        highs.append(fit_full(some).variance(test, norms))
+        highs.append(fit_full(some).covariance(test, products).diagonal(dim1=1, dim2=2))
     high = torch.stack(highs).amin(0)
     low = torch.stack([torch.zeros_like(high), *subnets]).amax(0)
-    require_not_larger(low, high, norms, "a sub-network", f"the full posterior of {full_rows} rows")
+    require_not_larger(low, high, products, "a sub-network", f"the full posterior of {full_rows} rows")
     return Bracket(torch.minimum(low, high), high, len(highs))
 
 
-def require_not_larger(smaller: Tensor, larger: Tensor, norms: Tensor, who: str, than: str) -> None:
+def require_not_larger(smaller: Tensor, larger: Tensor, products: Tensor, who: str, than: str) -> None:
     """Refuse variances that break PV(S) ≤ PV(S′), S ⊆ S′, by more than rounding: 1e-9·PV + 400·eps·‖g‖²_{V⁻¹}."""
-    tolerance = 1e-9 * larger + 400 * torch.finfo(torch.float64).eps * norms.reshape(larger.shape)
+    tolerance = 1e-9 * larger + 400 * torch.finfo(torch.float64).eps * products.diagonal(dim1=1, dim2=2)
     broken = ~(smaller <= larger + tolerance)  # a NaN breaks it too
     if bool(broken.any()):
         row, output = (int(i) for i in broken.nonzero()[0])

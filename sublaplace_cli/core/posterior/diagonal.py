@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..jacobian.rows import Jacobian
-from ..omega.row_sums import row_norms
+from ..omega.row_sums import own_products
+from . import Posterior
 
 
 @dataclass(frozen=True)
-class DiagonalPosterior:
+class DiagonalPosterior(Posterior):
     """Independent parameters with precision diag(Ω)."""
 
     prior: Tensor  # v (p,)
@@ -20,6 +21,6 @@ class DiagonalPosterior:
     def freedom(self) -> float:
         return float((self.data_diagonal / (self.data_diagonal + self.prior)).sum())
 
-    def variance(self, jacobian: Jacobian) -> Tensor:
-        """Σⱼ gⱼ²/Ωⱼⱼ."""
-        return row_norms(jacobian, self.prior + self.data_diagonal, self.memory).reshape(jacobian.outputs.shape)
+    def covariance(self, jacobian: Jacobian) -> Tensor:
+        """Σⱼ gⱼ g′ⱼ/Ωⱼⱼ."""
+        return own_products(jacobian, self.prior + self.data_diagonal, self.memory)

@@ -10,15 +10,16 @@ from torch import Tensor
 
 from ...errors import NumericsError, Reason
 from ..jacobian.rows import Jacobian
-from ..linalg import condition_of, dual_variance, inverse_columns, inverse_square_sums, safe_cholesky, solve_lower
+from ..linalg import condition_of, dual_covariance, inverse_columns, inverse_square_sums, safe_cholesky, solve_lower
 from ..omega.gram_float32 import Sample, not_good_enough, require_accuracy, sample_of
 from ..omega.precision import Precision
-from ..omega.row_sums import row_norms
+from ..omega.row_sums import own_products
+from . import Posterior
 from .subnet import WEAK_DATA, require_room
 
 
 @dataclass(frozen=True)
-class FullPosterior:
+class FullPosterior(Posterior):
     """L Lᵀ = I + K over all p parameters."""
 
     precision: Precision
@@ -31,21 +32,24 @@ class FullPosterior:
     def freedom(self) -> float:
         return self.count_freedom()
 
-    def variance(self, jacobian: Jacobian, norms: Tensor | None = None) -> Tensor:
-        """gᵀ Ω⁻¹ g at every row and output (M, C); `norms` are their ‖g‖² in the metric V⁻¹ (M·C,), if known."""
-        norms = row_norms(jacobian, self.precision.prior, self.precision.memory) if norms is None else norms
+    def covariance(self, jacobian: Jacobian, products: Tensor | None = None) -> Tensor:
+        """G Ω⁻¹ Gᵀ of the C outputs at every row (M, C, C); `products` are their G V⁻¹ Gᵀ, if known."""
+        products = self._products(jacobian) if products is None else products
         cross = self.precision.cross_gram(jacobian)  # (N·C, M·C)
-        variance = self._variance(jacobian, norms, cross)
+        covariance = self._covariance(jacobian, products, cross)
         if self.precision.gram_dtype != torch.float64:
             few, rows = sample_of(jacobian)
-            flat = torch.arange(variance.numel(), device=cross.device).reshape(jacobian.outputs.shape)[rows].flatten()
-            require_accuracy(self.precision, self.factor, few, cross[:, flat], variance[flat], self._sample)
-        return variance.reshape(jacobian.outputs.shape)
+            there = cross.reshape(len(cross), *jacobian.outputs.shape)[:, list(rows)].flatten(1)
+            require_accuracy(self.precision, self.factor, few, there, covariance[list(rows)], self._sample)
+        return covariance
 
-    def _variance(self, jacobian: Jacobian, norms: Tensor, cross: Tensor) -> Tensor:
+    def _products(self, jacobian: Jacobian) -> Tensor:
+        return own_products(jacobian, self.precision.prior, self.precision.memory)
+
+    def _covariance(self, jacobian: Jacobian, products: Tensor, cross: Tensor) -> Tensor:
         precision = self.precision
-        residuals = partial(precision.residual_norms, jacobian), partial(precision.system_residual, jacobian)
-        return dual_variance(self.factor, cross, norms, self.condition, *residuals)
+        residuals = partial(precision.residual_products, jacobian), partial(precision.system_residual, jacobian)
+        return dual_covariance(self.factor, cross, products, self.condition, *residuals)
 
     @cached_property
     def _sample(self) -> Sample:
@@ -54,9 +58,9 @@ class FullPosterior:
     def require_accuracy(self) -> None:
         """Refuse float32 products that make variances at a sample of the training rows inaccurate."""
         few = self._sample.rows
-        norms, cross = row_norms(few, self.precision.prior, self.precision.memory), self.precision.cross_gram(few)
-        variance = self._variance(few, norms, cross)
-        require_accuracy(self.precision, self.factor, few, cross, variance, self._sample)
+        cross = self.precision.cross_gram(few)
+        covariance = self._covariance(few, self._products(few), cross)
+        require_accuracy(self.precision, self.factor, few, cross, covariance, self._sample)
 
     def own_shares(self, precision: Precision) -> Tensor:
         return own_shares(self.factor, precision.root.shape[1])

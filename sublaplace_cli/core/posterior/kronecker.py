@@ -1,7 +1,7 @@
 """Kronecker-factored Laplace: each layer's part of Ω is B ⊗ A + V; the parts between layers are dropped.
 
 A is the mean outer product of a layer's inputs, B the sum of the outer products of its output gradients. In their
-eigenvectors the precision of a weight is diagonal, so that the variance of a row is a sum of squares.
+eigenvectors the precision of a weight is diagonal, so that the covariance of a row is a sum of products.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from ..jacobian.rows import Jacobian, row_tiles
+from ..linalg import row_products
 from ..network.layout import Layout
+from . import Posterior
 
 # Eigenvectors of A and B, and the data's part of the precision in them (d_out, d_in) or (d_out, 1).
 Turned = tuple[Tensor | None, Tensor, Tensor]
@@ -26,7 +28,7 @@ class Factors:
 
 
 @dataclass(frozen=True)
-class KroneckerPosterior:
+class KroneckerPosterior(Posterior):
     """B ⊗ A + V per weight, B + V per bias; parameters without factors stay at their prior."""
 
     factors: Mapping[str, Factors]  # by parameter name
@@ -44,24 +46,25 @@ class KroneckerPosterior:
             total += float((data / (data + priors[name])).sum())
         return total
 
-    def variance(self, jacobian: Jacobian) -> Tensor:
-        """gᵀ(KFAC + V)⁻¹g."""
+    def covariance(self, jacobian: Jacobian) -> Tensor:
+        """G(KFAC + V)⁻¹Gᵀ."""
         M, C = jacobian.outputs.shape
         turned = {name: _turned(factors) for name, factors in self.factors.items()}
-        variance = torch.zeros(M * C, dtype=torch.float64, device=jacobian.outputs.device)
+        covariance = torch.zeros(M, C, C, dtype=torch.float64, device=jacobian.outputs.device)
         for a, b in row_tiles(jacobian, self.memory):
             for block in jacobian.load(a, b):
                 start, stop = block.start, block.span.stop
                 inside = [p for p in self.layout.parameters if start <= p.offset and p.span.stop <= stop]
                 done = a
                 for piece in block.dense_pieces():
-                    rows = slice(done * C, (done + piece.n_rows) * C)
+                    rows = slice(done, done + piece.n_rows)
                     for parameter in inside:
                         span = parameter.span
                         g = piece.flat[:, span.start - start : span.stop - start].double()
-                        variance[rows] += _quadratic(g, turned.get(parameter.name), self.prior[span])
+                        whitened = _whitened(g, turned.get(parameter.name), self.prior[span])
+                        covariance[rows] += row_products(whitened.T, C)
                     done += piece.n_rows
-        return variance.reshape(M, C)
+        return covariance
 
 
 def _turned(factors: Factors) -> Turned:
@@ -73,11 +76,11 @@ def _turned(factors: Factors) -> Turned:
     return into, out, torch.outer(beta, alpha.clamp(min=0.0))
 
 
-def _quadratic(g: Tensor, turned: Turned | None, prior: Tensor) -> Tensor:
-    """gᵀ(…)⁻¹g of one parameter for rows g (m, size) → (m,)."""
+def _whitened(g: Tensor, turned: Turned | None, prior: Tensor) -> Tensor:
+    """(…)^(−½)g of one parameter for rows g (m·C, size), up to a rotation."""
     if turned is None:
-        return (g.square() / prior).sum(1)
+        return g * prior.rsqrt()
     into, out, data = turned
-    G = torch.einsum("oi,moj->mij", out, g.reshape(len(g), len(out), -1))  # (m, d_out, d_in)
+    G = torch.einsum("oi,moj->mij", out, g.reshape(len(g), len(out), -1))  # (m·C, d_out, d_in)
     G = G if into is None else G @ into
-    return (G.square() / (data + prior[0])).sum(dim=(1, 2))
+    return (G * (data + prior[0]).rsqrt()).flatten(1)

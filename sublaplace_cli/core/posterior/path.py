@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..jacobian.rows import Jacobian
-from ..linalg import column_squares, safe_cholesky, solve_lower, solve_lower_transposed
+from ..linalg import column_squares, row_products, safe_cholesky, solve_lower, solve_lower_transposed
 from ..omega.precision import Precision
 from ..omega.row_sums import column_chunks
 from .full import full_bytes
@@ -44,29 +44,29 @@ def fit_path(precision: Precision, S: Tensor, ks: Sequence[int]) -> list[SubnetP
     return [by_size[k] for k in ks]
 
 
-def path_variances(posteriors: Sequence[SubnetPosterior], jacobian: Jacobian, memory: int) -> list[Tensor]:
-    """`variance` of several posteriors (M, C), together if possible: prefixes of one order share their columns."""
+def path_covariances(posteriors: Sequence[SubnetPosterior], jacobian: Jacobian, memory: int) -> list[Tensor]:
+    """`covariance` of several posteriors (M, C, C), together if possible: prefixes of one order share their columns."""
     longest = max(posteriors, key=lambda posterior: len(posterior.indices))
     prefixes = all(torch.equal(one.indices, longest.indices[: len(one.indices)]) for one in posteriors)
     if len(posteriors) == 1 or not prefixes:
-        return [posterior.variance(jacobian) for posterior in posteriors]
+        return [posterior.covariance(jacobian) for posterior in posteriors]
     by_size = sorted(range(len(posteriors)), key=lambda i: len(posteriors[i].indices))
-    scale = longest.prior.rsqrt().unsqueeze(1)
+    scale, C = longest.prior.rsqrt().unsqueeze(1), jacobian.outputs.shape[1]
     parts: list[list[Tensor]] = [[] for _ in posteriors]
     for _, J_S in column_chunks(jacobian, longest.indices, memory):
         g, done = J_S.mul_(scale), 0
-        cross = norms = torch.zeros((), dtype=torch.float64, device=g.device)
+        cross = products = torch.zeros((), dtype=torch.float64, device=g.device)
         for i in by_size:
             posterior, k = posteriors[i], len(posteriors[i].indices)
             if isinstance(posterior, SubnetDual):
                 cross = cross + posterior.columns[done:k].T @ g[done:k]
-                norms = norms + column_squares(g[done:k])
+                products = products + row_products(g[done:k], C)
                 done = k
-                parts[i].append(posterior.metric_variance(g[:k], cross, norms))
+                parts[i].append(posterior.metric_covariance(g[:k], cross, products))
             else:
                 assert isinstance(posterior, SubnetPrimal)
-                parts[i].append(posterior.metric_variance(g[:k]))
-    return [torch.cat(chunks).reshape(jacobian.outputs.shape) for chunks in parts]
+                parts[i].append(posterior.metric_covariance(g[:k], C))
+    return [torch.cat(chunks) for chunks in parts]
 
 
 def path_gains(precision: Precision, S: Tensor) -> Tensor:

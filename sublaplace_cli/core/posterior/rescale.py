@@ -9,8 +9,10 @@ from torch import Tensor
 
 from ..jacobian.rows import Jacobian
 from ..jacobian.sharded import some_rows
+from ..linalg import row_products
 from ..omega.precision import Precision
-from ..omega.row_sums import column_chunks, row_norms
+from ..omega.row_sums import column_chunks, own_products
+from . import Posterior
 from .full import FullPosterior
 from .subnet import SubnetPosterior
 
@@ -23,7 +25,7 @@ DIRECTION_REFINEMENTS = 40
 
 @dataclass(frozen=True)
 class Rescale:
-    """variance → c·variance + b·‖g outside S‖²; c is None if the sub-network's variance is 0 on all rows."""
+    """covariance → c·covariance + b·(that of the prior outside S); c is None if the former is 0 on all rows."""
 
     c: float | None = 1.0
     b: float = 0.0
@@ -32,17 +34,21 @@ class Rescale:
     def kind(self) -> Kind:
         return "hybrid" if self.b else "none" if self.c == 1.0 else "scale"  # by its effect
 
-    def apply(self, variance: Tensor, outside: Tensor) -> Tensor:
-        return (1.0 if self.c is None else self.c) * variance + self.b * outside
+    def apply(self, own: Tensor, outside: Tensor | None) -> Tensor:
+        """For variances or covariances; `outside` may be left out if b = 0."""
+        scaled = (1.0 if self.c is None else self.c) * own
+        return scaled if outside is None else scaled + self.b * outside
 
 
-def rescaled_draws(draws: Tensor, rescale: Rescale, outside: Tensor, generator: torch.Generator) -> Tensor:
-    """Draws of the outputs (m·C, count) with the rescaled variance: b·‖g outside S‖² is independent noise per row."""
+def rescaled_draws(draws: Tensor, rescale: Rescale, outside: Tensor | None, generator: torch.Generator) -> Tensor:
+    """Draws of the outputs (m·C, count) with the rescaled covariance; outside S it is noise, new for each row."""
     scaled = draws * (1.0 if rescale.c is None else rescale.c) ** 0.5
-    if not rescale.b:
+    if outside is None:
         return scaled
     noise = torch.randn(draws.shape, dtype=torch.float64, generator=generator).to(draws.device)
-    return scaled + (rescale.b * outside).sqrt().unsqueeze(1) * noise
+    values, vectors = torch.linalg.eigh(rescale.b * outside)  # (m, C, C)
+    root = vectors * values.clamp(min=0.0).sqrt().unsqueeze(1)
+    return scaled + (root @ noise.reshape(len(root), -1, draws.shape[1])).reshape(draws.shape)
 
 
 def left_out(posterior: FullPosterior | SubnetPosterior, precision: Precision) -> Tensor:
@@ -63,17 +69,23 @@ def left_out(posterior: FullPosterior | SubnetPosterior, precision: Precision) -
     return torch.linalg.solve(W.mT, half.mT).diagonal(dim1=1, dim2=2).clamp(min=0.0)
 
 
-def outside_norms(rows: Jacobian, norms: Tensor, S: Tensor, prior: Tensor, memory: int) -> Tensor:
-    """‖g outside S‖² of these rows in the metric V⁻¹ (M·C,), given their ‖g‖²."""
-    scale = prior[S].rsqrt().unsqueeze(1)
-    inside = [chunk.mul_(scale).square_().sum(0) for _, chunk in column_chunks(rows, S, memory)]
-    outside = norms - torch.cat(inside)
-    return torch.where(outside > OUTSIDE_ROUNDING * norms, outside, torch.zeros_like(outside))
+def outside_products(rows: Jacobian, products: Tensor, S: Tensor, prior: Tensor, memory: int) -> Tensor:
+    """G V⁻¹ Gᵀ of each row over the parameters outside S (M, C, C), given that over all parameters."""
+    scale, C = prior[S].rsqrt().unsqueeze(1), products.shape[1]
+    inside = [row_products(chunk.mul_(scale), C) for _, chunk in column_chunks(rows, S, memory)]
+    return without_rounding(products - torch.cat(inside), products)
+
+
+def without_rounding(outside: Tensor, products: Tensor) -> Tensor:
+    """The part outside S, with 0 for outputs where it is rounding of the whole."""
+    own, whole = (each.diagonal(dim1=1, dim2=2) for each in (outside, products))
+    real = own > OUTSIDE_ROUNDING * whole
+    return torch.where(real.unsqueeze(2) & real.unsqueeze(1), outside, torch.zeros_like(outside))
 
 
 @dataclass(frozen=True)
-class RescaledPosterior:
-    """A sub-network's posterior whose variances are c·variance + b·‖g outside S‖²."""
+class RescaledPosterior(Posterior):
+    """A sub-network's posterior with rescaled covariances."""
 
     posterior: SubnetPosterior
     rescale: Rescale
@@ -88,22 +100,21 @@ class RescaledPosterior:
     def freedom(self) -> float:
         return self.posterior.freedom
 
-    def variance(self, jacobian: Jacobian) -> Tensor:
-        variance = self.posterior.variance(jacobian)
+    def covariance(self, jacobian: Jacobian) -> Tensor:
+        own = self.posterior.covariance(jacobian)
         if not self.rescale.b:
-            return self.rescale.apply(variance, torch.zeros_like(variance))
-        norms = row_norms(jacobian, self.prior, self.memory)
-        outside = outside_norms(jacobian, norms, self.indices, self.prior, self.memory)
-        return self.rescale.apply(variance, outside.reshape(variance.shape))
+            return self.rescale.apply(own, None)
+        products = own_products(jacobian, self.prior, self.memory)
+        return self.rescale.apply(own, outside_products(jacobian, products, self.indices, self.prior, self.memory))
 
 
 def rescale_to_full(
-    posterior: SubnetPosterior, kind: Kind, precision: Precision, full_left_out: Tensor, norms: Tensor
+    posterior: SubnetPosterior, kind: Kind, precision: Precision, full_left_out: Tensor, products: Tensor
 ) -> Rescale:
-    """c and b of a sub-network, given the full network's left-out variances (N, C) and ‖g‖² of the training rows."""
+    """c and b of a sub-network, given the full left-out variances (N, C) and G V⁻¹ Gᵀ of the training rows."""
     own = left_out(posterior, precision)
-    outside = outside_norms(precision.jacobian, norms, posterior.indices, precision.prior, precision.memory)
-    return fit_rescale(kind, full_left_out, own, outside.reshape(full_left_out.shape))
+    outside = outside_products(precision.jacobian, products, posterior.indices, precision.prior, precision.memory)
+    return fit_rescale(kind, full_left_out, own, outside.diagonal(dim1=1, dim2=2))
 
 
 def fit_scale(full: Tensor, own: Tensor) -> float | None:

@@ -40,17 +40,17 @@ class SubnetPosterior(Posterior):
         """Everything to store besides numbers."""
         return {"indices": self.indices, "prior": self.prior, "factor": self.factor}
 
-    def variance(self, jacobian: Jacobian) -> Tensor:
-        parts = [self.column_variance(J_S) for _, J_S in column_chunks(jacobian, self.indices, self.memory)]
-        return torch.cat(parts).reshape(jacobian.outputs.shape)
+    def covariance(self, jacobian: Jacobian) -> Tensor:
+        C, chunks = jacobian.outputs.shape[1], column_chunks(jacobian, self.indices, self.memory)
+        return torch.cat([self.column_covariance(J_S, C) for _, J_S in chunks])
 
     @abstractmethod
-    def column_variance(self, J_S: Tensor) -> Tensor:
-        """g_Sᵀ Ω_SS⁻¹ g_S for J_Sᵀ (k, m·C), which is overwritten → (m·C,)."""
+    def column_covariance(self, J_S: Tensor, n_outputs: int) -> Tensor:
+        """G_S Ω_SS⁻¹ G_Sᵀ of each row for J_Sᵀ (k, m·C), which is overwritten → (m, C, C)."""
 
     @abstractmethod
-    def serving_variance(self) -> Callable[[Tensor], Tensor]:
-        """`column_variance` for many small batches: what does not depend on the rows is computed once, now."""
+    def serving_covariance(self, n_outputs: int) -> Callable[[Tensor], Tensor]:
+        """`column_covariance` for many small batches: what does not depend on the rows is computed once, now."""
 
     @abstractmethod
     def draw(self, count: int, seed: int) -> Tensor:

@@ -25,33 +25,38 @@ class SubnetDual(SubnetPosterior):
     def tensors(self) -> dict[str, Tensor]:
         return {**super().tensors(), "columns": self.columns}
 
-    def column_variance(self, J_S: Tensor) -> Tensor:
+    def column_covariance(self, J_S: Tensor, n_outputs: int) -> Tensor:
         g = J_S.mul_(self.prior.rsqrt().unsqueeze(1))
-        return self.metric_variance(g, self.columns.T @ g, linalg.column_squares(g))
+        return self.metric_covariance(g, self.columns.T @ g, linalg.row_products(g, n_outputs))
 
-    def metric_variance(self, g: Tensor, cross: Tensor, norms: Tensor) -> Tensor:
-        """The same for g′ in the prior's metric (k, m·C), A′g′ and ‖g′‖²."""
+    def metric_covariance(self, g: Tensor, cross: Tensor, products: Tensor) -> Tensor:
+        """The same for g′ in the prior's metric (k, m·C), A′g′ and the products of each row (m, C, C)."""
+        by_row = g.reshape(len(g), -1, products.shape[1])  # (k, m, C)
 
-        def residual_norms(chosen: Tensor, w: Tensor) -> Tensor:
-            return linalg.column_squares(g[:, chosen] - self.columns @ w)
+        def residual(rows: Tensor, w: Tensor) -> Tensor:
+            return by_row[:, rows].flatten(1) - self.columns @ w
 
-        def system_residual(chosen: Tensor, w: Tensor) -> Tensor:
-            return self.columns.T @ (g[:, chosen] - self.columns @ w) - w
+        def residual_products(rows: Tensor, w: Tensor) -> Tensor:
+            return linalg.row_products(residual(rows, w), products.shape[1])
 
-        return linalg.dual_variance(self.factor, cross, norms, self.condition, residual_norms, system_residual)
+        def system_residual(rows: Tensor, w: Tensor) -> Tensor:
+            return self.columns.T @ residual(rows, w) - w
 
-    def serving_variance(self) -> Callable[[Tensor], Tensor]:
+        return linalg.dual_covariance(self.factor, cross, products, self.condition, residual_products, system_residual)
+
+    def serving_covariance(self, n_outputs: int) -> Callable[[Tensor], Tensor]:
         B = linalg.solve_lower(self.factor, self.columns.T * self.prior.rsqrt())  # L⁻¹A′V^(−½) (N·C, k)
-        inverse_prior, is_accurate = self.prior.reciprocal(), linalg.gram_is_accurate(self.condition)
+        scale, is_accurate = self.prior.rsqrt().unsqueeze(1), linalg.gram_is_accurate(self.condition)
 
-        def variance(J_S: Tensor) -> Tensor:
-            norms = inverse_prior @ J_S.square()
-            found = norms - (B @ J_S).square_().sum(0)
-            if is_accurate and bool((found >= linalg.CANCELLATION * norms).all()):
+        def covariance(J_S: Tensor) -> Tensor:
+            products = linalg.row_products(J_S * scale, n_outputs)
+            found = products - linalg.row_products(B @ J_S, n_outputs)
+            own, norms = (each.diagonal(dim1=1, dim2=2) for each in (found, products))
+            if is_accurate and bool((own >= linalg.CANCELLATION * norms).all()):
                 return found
-            return self.column_variance(J_S)
+            return self.column_covariance(J_S, n_outputs)
 
-        return variance
+        return covariance
 
     def draw(self, count: int, seed: int) -> Tensor:
         """A prior draw u, corrected by its effect on the rows of A: no k × k matrix."""

@@ -20,16 +20,16 @@ class SubnetPrimal(SubnetPosterior):
     form: ClassVar[Form] = "primal"
     shares_cancel: ClassVar[bool] = False
 
-    def column_variance(self, J_S: Tensor) -> Tensor:
-        return self.metric_variance(J_S.mul_(self.prior.rsqrt().unsqueeze(1)))
+    def column_covariance(self, J_S: Tensor, n_outputs: int) -> Tensor:
+        return self.metric_covariance(J_S.mul_(self.prior.rsqrt().unsqueeze(1)), n_outputs)
 
-    def metric_variance(self, g: Tensor) -> Tensor:
+    def metric_covariance(self, g: Tensor, n_outputs: int) -> Tensor:
         """The same for g′ in the prior's metric (k, m·C)."""
-        return linalg.column_squares(linalg.solve_lower(self.factor, g))
+        return linalg.row_products(linalg.solve_lower(self.factor, g), n_outputs)
 
-    def serving_variance(self) -> Callable[[Tensor], Tensor]:
+    def serving_covariance(self, n_outputs: int) -> Callable[[Tensor], Tensor]:
         L = self.factor * self.prior.sqrt().unsqueeze(1)
-        return lambda J_S: linalg.solve_lower(L, J_S).square_().sum(0)
+        return lambda J_S: linalg.row_products(linalg.solve_lower(L, J_S), n_outputs)
 
     def draw(self, count: int, seed: int) -> Tensor:
         normal = self._normal(seed, count)(len(self.indices))

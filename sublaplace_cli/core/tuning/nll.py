@@ -8,6 +8,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from ..linalg import row_products
+
 LEAST_ALPHA, MOST_ALPHA = 1e-6, 1e6
 ALPHA_GRID = 61
 ALPHA_REFINEMENTS = 40
@@ -16,22 +18,22 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Everything besides α that the variances depend on, for a prior of α on every parameter."""
+    """Everything besides α that the covariances depend on, for a prior of α on every parameter."""
 
     eigenvalues: Tensor  # λ of A Aᵀ (n,)
-    shares: Tensor  # squared parts of A Jᵀ in its eigenvectors (n, M·C)
-    norms: Tensor  # ‖g‖² (M·C,)
+    parts: Tensor  # A Gᵀ in its eigenvectors (n, M·C)
+    products: Tensor  # G Gᵀ of each row (M, C, C)
 
     @classmethod
-    def of(cls, K: Tensor, cross: Tensor, norms: Tensor) -> Self:
-        """From A Aᵀ, A Jᵀ and ‖g‖², all for a prior of 1."""
+    def of(cls, K: Tensor, cross: Tensor, products: Tensor) -> Self:
+        """From A Aᵀ, A Gᵀ and G Gᵀ, all for a prior of 1."""
         values, vectors = torch.linalg.eigh(K)
-        return cls(values.clamp(min=0.0), (vectors.T @ cross).square_(), norms)
+        return cls(values.clamp(min=0.0), vectors.T @ cross, products)
 
-    def variance(self, alpha: float) -> Tensor:
-        """gᵀ(AᵀA + αI)⁻¹g (M·C,)."""
-        explained = (self.shares / (self.eigenvalues + alpha).unsqueeze(1)).sum(0)
-        return ((self.norms - explained) / alpha).clamp(min=0.0)
+    def covariance(self, alpha: float) -> Tensor:
+        """G(AᵀA + αI)⁻¹Gᵀ of each row (M, C, C)."""
+        parts = self.parts * (self.eigenvalues + alpha).rsqrt().unsqueeze(1)
+        return (self.products - row_products(parts, self.products.shape[1])) / alpha
 
 
 def minimise(loss: Callable[[float], float]) -> tuple[float, float]:

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 from torch import Tensor
 
-from ...catalog import FULL, METHODS, TASKS
+from ...catalog import FULL, LINKS, METHODS, TASKS
 from ..spec.data import StandardiseSpec
 from ..spec.models import WrapSpec
 from ..spec.part import described
@@ -210,6 +210,7 @@ class SubnetPosteriorData(FullPosteriorData):
     form: Literal["primal", "dual"]
     rescale: NotNegative | None
     remainder: NotNegative
+    link: Annotated[str, Field(pattern=f"^({'|'.join(LINKS)})$")] | None
     n_train: Count
     scale_shapes: dict[Literal["input", "target"], list[Size]]
     serving: Serving | None = None  # not in files of early versions
@@ -246,7 +247,7 @@ class PredictionData(RunMetadata):
     rules = {
         "mean": TensorRule("F64", ("rows", "outputs")),
         "std": TensorRule("F64", ("rows", "outputs"), _negative),
-        "variance": TensorRule("F64", ("rows", "outputs"), _negative),
+        "covariance": TensorRule("F64", ("rows", "outputs", "outputs"), lambda c: _negative(c.diagonal(0, 1, 2))),
     }
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from ...catalog import ARCHITECTURES, TASKS
+from ...catalog import ARCHITECTURES, LINKS, RESCALES, TASKS
 from ...errors import suggestion
 from ...results.limits import Limit, regression_amount
 from ...results.metric_table import METRICS
@@ -120,7 +120,8 @@ class PosteriorSpec(Part):
         float | Literal["marglik"] | Tune | dict[str, float | Literal["marglik"]], by_hand(_prior_precision)
     ] = 1.0
     noise_variance: Annotated[Literal["auto", "marglik"] | float | NoiseFrom, by_hand(_noise_variance)] = "auto"
-    rescale: Annotated[Literal["none", "scale", "hybrid"], one_of(["none", "scale", "hybrid"])] = "none"
+    rescale: Annotated[str, one_of(RESCALES)] = "none"
+    link: Annotated[str, one_of(LINKS)] | None = None
 
 
 class OracleSpec(Part):
@@ -232,6 +233,8 @@ class Spec(Part):
                 yield Finding(("data", "standardise", "target"), message)
             if is_number(noise) or mapping(noise) or noise == "marglik":
                 yield Finding(("posterior", "noise_variance"), message)
+        elif known is not None and posterior.get("link") is not None:
+            yield Finding(("posterior", "link"), f"only for classes, but task is {task}")
         elif mapping(noise).get("from") == "test" and mapping(data.get("splits")).get("test") is None:
             yield Finding(("posterior", "noise_variance", "from"), "there is no split 'test'")
 

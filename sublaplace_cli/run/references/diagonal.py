@@ -1,5 +1,6 @@
 """`diagonal`: diagonal Laplace."""
 
+from ...core.gaussian import Gaussian
 from ...core.posterior.diagonal import DiagonalPosterior
 from ...core.prediction import Prediction
 from . import ReferenceInputs
@@ -10,5 +11,5 @@ def predict(inputs: ReferenceInputs) -> Prediction:
     data_diagonal = problem.scores.value.data_diagonal
     posterior = DiagonalPosterior(problem.hyperparameters.prior, data_diagonal, run.memory)
     with run.store.timed("predict"):
-        variance = posterior.variance(problem.rows.test.jacobian)
-    return Prediction(inputs.name, None, inputs.f, variance, posterior.freedom)
+        covariance = posterior.covariance(problem.rows.test.jacobian)
+    return Prediction(inputs.name, None, Gaussian(inputs.f, covariance), posterior.freedom)

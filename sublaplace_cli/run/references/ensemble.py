@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from ...core.gaussian import Gaussian
 from ...core.network.forward import outputs
 from ...core.prediction import Prediction
 from ...errors import UserError
@@ -25,7 +26,7 @@ def check(run: Run) -> None:
 
 
 def predict(inputs: ReferenceInputs) -> Prediction:
-    """Mean and unbiased variance over the networks."""
+    """Mean and unbiased covariance over the networks."""
     run = inputs.problem.run
     ensemble = run.project.spec.ensemble
     assert ensemble is not None, "check has seen it"
@@ -34,7 +35,10 @@ def predict(inputs: ReferenceInputs) -> Prediction:
         [_checked(read(_network(run, path), test), path, run.passes.n_outputs) for path in ensemble.checkpoints]
     )
     run.reporter.note("ensemble: its mean is not the network's; its w2 compares standard deviations only")
-    return Prediction(inputs.name, None, members.mean(0), members.var(0, correction=1), freedom=None, own_mean=True)
+    mean = members.mean(0)
+    off = members - mean  # (members, M, C)
+    covariance = torch.einsum("emc,emd->mcd", off, off) / (len(members) - 1)
+    return Prediction(inputs.name, None, Gaussian(mean, covariance), freedom=None, own_mean=True)
 
 
 def _network(run: Run, value: str) -> nn.Module:

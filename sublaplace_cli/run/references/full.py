@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from ...catalog import FULL
+from ...core.gaussian import Gaussian
 from ...core.prediction import Comparison, Prediction
 from ..posteriors import content_of, prediction_key, read_prediction
 from ..problem import Problem
@@ -20,12 +21,12 @@ def full_prediction(problem: Problem, known: Comparison) -> Prediction:
     run, test, p = problem.run, problem.rows.test.jacobian, problem.run.layout.size
     f = test.outputs
 
+    def make() -> Prediction:
+        covariance = problem.full.covariance(test, problem.test_products)
+        return Prediction(FULL, p, Gaussian(f, covariance), problem.full.freedom)
+
     def write(made: Prediction) -> Content:
         return content_of(made, replace(known, std_full=made.std if run.job.compares_with_full else None))
 
-    return run.store.get(
-        prediction_key(run, FULL, p, step="full"),
-        lambda: Prediction(FULL, p, f, problem.full.variance(test, problem.test_norms), problem.full.freedom),
-        lambda artifact: read_prediction(run, artifact, f),
-        write,
-    ).value
+    key = prediction_key(run, FULL, p, step="full")
+    return run.store.get(key, make, lambda artifact: read_prediction(run, artifact, f), write).value

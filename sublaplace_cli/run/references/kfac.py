@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor, nn
 
+from ...core.gaussian import Gaussian
 from ...core.likelihoods import Likelihood
 from ...core.network.layout import Layout
 from ...core.posterior.kronecker import Factors, KroneckerPosterior
@@ -47,8 +48,8 @@ def predict(inputs: ReferenceInputs) -> Prediction:
         likelihood = problem.hyperparameters.likelihood
         factors = _factors(run.passes.model, layers, likelihood, list(_batches(run, likelihood)))
         posterior = KroneckerPosterior(factors, run.layout, problem.hyperparameters.prior, run.memory)
-        variance = posterior.variance(problem.rows.test.jacobian)
-    return Prediction(inputs.name, None, inputs.f, variance, posterior.freedom)
+        covariance = posterior.covariance(problem.rows.test.jacobian)
+    return Prediction(inputs.name, None, Gaussian(inputs.f, covariance), posterior.freedom)
 
 
 def _supported(model: nn.Module, layout: Layout) -> tuple[dict[str, nn.Module], list[str]]:

@@ -1,10 +1,9 @@
 """`map`: the network alone, without any variance."""
 
-import torch
-
+from ...core.gaussian import Gaussian
 from ...core.prediction import Prediction
 from . import ReferenceInputs
 
 
 def predict(inputs: ReferenceInputs) -> Prediction:
-    return Prediction(inputs.name, None, inputs.f, torch.zeros_like(inputs.f), 0.0)
+    return Prediction(inputs.name, None, Gaussian.certain(inputs.f), 0.0)

@@ -205,12 +205,17 @@ def test_gram_with_other_rows(kind, prior):
 
 @each_kind
 @each_prior
-def test_norms(kind, prior):
+def test_products_within_each_row(kind, prior):
     block = kind(ROWS, 0)
     v = prior_for(prior, kind, block.width)
-    expected = (numbers(block).square() / v).sum(1)
-    assert_equal(block.norms(v), expected)
-    assert_equal(block.dense().norms(v), expected)
+    expected = within_rows(block, v)
+    assert_equal(block.own_products(v), expected)
+    assert_equal(block.dense().own_products(v), expected)
+
+
+def within_rows(block, v):
+    J = block.dense().values
+    return torch.stack([row / v @ row.T for row in J.double()])
 
 
 @each_kind
@@ -275,7 +280,7 @@ def test_results_do_not_depend_on_the_pieces(kind, prior, monkeypatch):
     assert_equal(columns_of(block, local), J.T)
     assert_equal(torch.triu(block_gram(block, block, v)), torch.triu(J / v @ J.T))
     assert_equal(block_gram(block, other, v), J / v @ numbers(other).T)
-    assert_equal(block.norms(v), (J.square() / v).sum(1))
+    assert_equal(block.own_products(v), within_rows(kind(ROWS, 0), v))
     assert_equal(block.pull(J[:, :2]), J.T @ J[:, :2])
     assert_equal(block.push(J.T[:, :2]), J @ J.T[:, :2])
 
@@ -311,12 +316,12 @@ def test_float32_tensors_give_float64_answers(kind):
     assert_equal(narrow.squares(), J.square().sum(0))
     assert_equal(columns_of(narrow, torch.arange(wide.width)), J.T)
     assert_equal(torch.triu(block_gram(narrow, narrow, v)), torch.triu(J / v @ J.T))
-    assert_equal(narrow.norms(v), (J.square() / v).sum(1))
+    assert_equal(narrow.own_products(v), within_rows(exact, v))
     assert_equal(narrow.pull(J[:, :2]), J.T @ J[:, :2])
 
 
 def test_one_row_and_one_output():
     block = replace(linear_kind(1, 1, 4, 3, bias=True)(1, 0), start=0)
     assert block.squares().shape == (15,)
-    assert block.norms(torch.ones(15, dtype=torch.float64)).shape == (1,)
+    assert block.own_products(torch.ones(15, dtype=torch.float64)).shape == (1, 1, 1)
     assert block_gram(block, block, torch.ones(15, dtype=torch.float64)).shape == (1, 1)

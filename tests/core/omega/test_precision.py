@@ -39,9 +39,9 @@ from sublaplace_cli.core.jacobian.rows import (
 from sublaplace_cli.core.network.forward import map_inputs
 from sublaplace_cli.core.network.layout import Layout
 from sublaplace_cli.core.omega.gram import gram
-from sublaplace_cli.core.omega.row_sums import row_norms, squared_gradients
+from sublaplace_cli.core.omega.row_sums import own_products, squared_gradients
 from sublaplace_cli.core.posterior.full import fit_full
-from sublaplace_cli.core.posterior.path import fit_subnet, path_variances
+from sublaplace_cli.core.posterior.path import fit_subnet, path_covariances
 
 NAMES = [case.name for case in CASES]
 each_problem = pytest.mark.parametrize(("name", "prior"), [(name, prior) for name in NAMES for prior in PRIORS])
@@ -76,21 +76,11 @@ def test_gram_and_cross_gram(name, prior):
 
 
 @each_problem
-def test_unweighted_squares_and_norms(name, prior):
+def test_unweighted_squares_and_products_within_rows(name, prior):
     problem = solved(name, prior)
     assert_close(squared_gradients(problem.precision.jacobian, None, PLENTY), problem.J.square().sum((0, 1)), 1e-12)
-    norms = (problem.J_test.square() / problem.v).sum(2).flatten()
-    assert_close(row_norms(problem.test, problem.v, PLENTY), norms, 1e-12)
-
-
-@each_problem
-def test_residual_norms_of_chosen_rows(name, prior):
-    problem = solved(name, prior)
-    chosen = torch.tensor([5, 0, 2])
-    w = torch.linspace(-1, 1, 3 * problem.precision.n_rows, dtype=torch.float64).reshape(-1, 3)
-    residual = problem.J_test.flatten(0, 1)[chosen] - w.T @ weighted_rows(problem)
-    found = problem.precision.residual_norms(problem.test, chosen, w)
-    assert_close(found, (residual.square() / problem.v).sum(1), 1e-10)
+    products = torch.einsum("mcp,p,mdp->mcd", problem.J_test, 1 / problem.v, problem.J_test)
+    assert_close(own_products(problem.test, problem.v, PLENTY), products, 1e-9)
 
 
 def test_the_gram_of_two_jacobians_is_not_taken_for_that_of_one():
@@ -104,20 +94,21 @@ def answers(problem: Problem) -> dict[str, torch.Tensor]:
     precision, test, S = problem.precision, problem.test, subset(problem.p, problem.p // 2)
     roomy = replace(precision, memory=PLENTY)
     full, primal, dual = fit_full(roomy), fit_subnet(roomy, S, "primal"), fit_subnet(roomy, S, "dual")
-    norms = row_norms(test, precision.prior, precision.memory)
-    chosen = torch.arange(0, len(norms), 2)
-    w = precision.cross_gram(test)[:, chosen] / norms.max()
+    products = own_products(test, precision.prior, precision.memory)
+    chosen, C = torch.arange(0, len(products), 2), products.shape[1]
+    columns = (chosen.unsqueeze(1) * C + torch.arange(C)).flatten()
+    w = precision.cross_gram(test)[:, columns] / products.max()
     return {
         "diagonal": precision.data_diagonal(),
         "unweighted": squared_gradients(precision.jacobian, None, precision.memory),
         "columns": precision.columns(S),
         "gram": precision.gram(),
         "cross": precision.cross_gram(test),
-        "norms": norms,
-        "residual": precision.residual_norms(test, chosen, w),
-        "full": replace(full, precision=precision).variance(test, norms),
-        "primal": path_variances([primal], test, precision.memory)[0],
-        "dual": path_variances([dual], test, precision.memory)[0],
+        "products": products,
+        "residual": precision.residual_products(test, chosen, w),
+        "full": replace(full, precision=precision).covariance(test, products),
+        "primal": path_covariances([primal], test, precision.memory)[0],
+        "dual": path_covariances([dual], test, precision.memory)[0],
         "freedom": torch.tensor([full.freedom, primal.freedom, dual.freedom], dtype=torch.float64),
     }
 
@@ -277,7 +268,7 @@ def test_float32_rows_are_summed_in_float64():
     expected = values.double().square().sum()
     assert_close(block.squares(), expected.reshape(1), 1e-15)
     assert_close(block_gram(block, block, v).diagonal().sum().reshape(1), expected.reshape(1), 1e-15)
-    assert_close(block.norms(v).sum().reshape(1), expected.reshape(1), 1e-15)
+    assert_close(block.own_products(v).sum().reshape(1), expected.reshape(1), 1e-15)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -289,7 +280,7 @@ def test_captured_rows_in_float32_give_the_variances_of_float64(name):
     rows, test_rows = (captured_to_held(capture, inputs) for inputs in (train, test))
     assert dtypes_kept(rows.blocks) == {torch.float32}
     precision = replace(problem.precision, jacobian=rows)
-    variance = fit_full(precision).variance(test_rows, row_norms(test_rows, problem.v, PLENTY))
+    variance = fit_full(precision).variance(test_rows)
     exact = reference.subnet_variance(problem.J_test, problem.omega, torch.arange(problem.p))
     # A relative error of 1e-6 in the rows of J moves gᵀΩ⁻¹g by ~1e-6·‖g‖²/v, not by a share of the variance itself.
     norms = (problem.J_test.square() / problem.v).sum(2)

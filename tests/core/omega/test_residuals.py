@@ -11,8 +11,8 @@ from cases import CASES
 from core.problems import PLENTY, PRIORS, Problem, assert_close, random_matrix, solved, synthetic
 from core.thread_workers import run_on_workers
 
-from sublaplace_cli.core.linalg import column_squares, condition_of, dual_variance, safe_cholesky
-from sublaplace_cli.core.omega.row_sums import row_norms
+from sublaplace_cli.core.linalg import condition_of, dual_covariance, row_products, safe_cholesky
+from sublaplace_cli.core.omega.row_sums import own_products
 
 NAMES = [case.name for case in CASES]
 N, P = 12, 30
@@ -24,8 +24,9 @@ def dense_rows(problem: Problem) -> torch.Tensor:
 
 
 def chosen_and_w(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
-    chosen = torch.arange(0, problem.test.outputs.numel(), 2)
-    return chosen, random_matrix(problem.precision.n_rows, len(chosen), seed=4)
+    M, C = problem.test.outputs.shape
+    chosen = torch.arange(0, M, 2)
+    return chosen, random_matrix(problem.precision.n_rows, len(chosen) * C, seed=4)
 
 
 @pytest.mark.parametrize("memory", [PLENTY, 2**12], ids=["one tile", "many tiles"])
@@ -35,8 +36,10 @@ def test_residuals_are_those_of_the_dense_rows(name, prior, memory):
     problem = solved(name, prior)
     precision, A = replace(problem.precision, memory=memory), dense_rows(problem)
     chosen, w = chosen_and_w(problem)
-    residual = problem.J_test.flatten(0, 1)[chosen].T - A.T @ w  # (p, r)
-    assert_close(precision.residual_norms(problem.test, chosen, w), (residual.square().T / problem.v).sum(1), 1e-10)
+    residual = problem.J_test[chosen].flatten(0, 1).T - A.T @ w  # (p, r·C)
+    by_row = residual.T.reshape(len(chosen), -1, problem.p)
+    products = torch.einsum("rcp,p,rdp->rcd", by_row, 1 / problem.v, by_row)
+    assert_close(precision.residual_products(problem.test, chosen, w), products, 1e-9)
     expected = A @ (residual / problem.v.unsqueeze(1)) - w
     assert_close(precision.system_residual(problem.test, chosen, w), expected, 1e-10)
 
@@ -80,21 +83,21 @@ def exact_variance(problem: Problem) -> torch.Tensor:
 def dual_variances(problem: Problem, form: str, refine: bool) -> torch.Tensor:
     """Variances of the test rows through I + K, from the blocks (full) or from explicit columns (dual)."""
     precision, test = problem.precision, problem.test
-    cross, norms, K = precision.cross_gram(test), row_norms(test, problem.v, PLENTY), precision.gram()
+    cross, products, K = precision.cross_gram(test), own_products(test, problem.v, PLENTY), precision.gram()
     A, g = precision.columns(torch.arange(P)), problem.J_test[:, 0].T
     if form == "full":
         callbacks = (
-            lambda chosen, w: precision.residual_norms(test, chosen, w),
+            lambda chosen, w: precision.residual_products(test, chosen, w),
             lambda chosen, w: precision.system_residual(test, chosen, w),
         )
     else:
         callbacks = (
-            lambda chosen, w: column_squares(g[:, chosen] - A @ w),
+            lambda chosen, w: row_products(g[:, chosen] - A @ w, 1),
             lambda chosen, w: A.T @ (g[:, chosen] - A @ w) - w,
         )
     condition = condition_of(K)
     L = safe_cholesky(K + torch.eye(len(K), dtype=torch.float64))
-    return dual_variance(L, cross, norms, condition, callbacks[0], callbacks[1] if refine else None)
+    return dual_covariance(L, cross, products, condition, callbacks[0], callbacks[1] if refine else None).flatten()
 
 
 def ill_conditioned(shape: str, condition: float) -> Problem:

@@ -6,9 +6,10 @@ import pytest
 import torch
 from core.problems import PRIORS, assert_close, solved, subset
 
+from sublaplace_cli.core.gaussian import Gaussian
 from sublaplace_cli.core.likelihoods.regression import Regression
 from sublaplace_cli.core.metrics import w2_high, w2_low
-from sublaplace_cli.core.omega.row_sums import row_norms
+from sublaplace_cli.core.omega.row_sums import own_products
 from sublaplace_cli.core.posterior.bounds import MOST_SETS, bracket
 from sublaplace_cli.core.posterior.full import fit_full
 from sublaplace_cli.core.posterior.path import fit_subnet
@@ -21,7 +22,7 @@ PLENTY = 2**30
 
 def mean_distances(variance: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> tuple[float, float]:
     """(w2_low, w2_high) of these variances (M, C), given bounds of the full posterior's standard deviation."""
-    prediction = Prediction("made", None, torch.zeros_like(variance), variance, None)
+    prediction = Prediction("made", None, Gaussian(torch.zeros_like(variance), torch.diag_embed(variance)), None)
     known = Comparison(Regression(), len(variance), None, None, None, (low, high))
     return w2_low(prediction, known), w2_high(prediction, known)
 
@@ -38,11 +39,11 @@ def distances(variance: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> 
 def test_the_full_variance_lies_between_the_bounds(name, prior):
     problem = solved(name, prior)
     precision, N = problem.precision, len(problem.J)
-    norms = row_norms(problem.test, problem.v, PLENTY)
-    full = fit_full(precision).variance(problem.test, norms)
+    products = own_products(problem.test, problem.v, PLENTY)
+    full = fit_full(precision).variance(problem.test)
     subnets = [fit_subnet(precision, subset(problem.p, k)).variance(problem.test) for k in (1, problem.p // 2)]
     for rows in (1, N // 3, N - 1):
-        bounds = bracket(precision, problem.test, norms, rows, subnets)
+        bounds = bracket(precision, problem.test, products, rows, subnets)
         assert bounds.n_sets == min(N // rows, MOST_SETS)
         assert bool((bounds.low <= full * (1 + 1e-9)).all())
         assert bool((bounds.high >= full * (1 - 1e-9)).all())
@@ -58,17 +59,17 @@ def test_the_full_variance_lies_between_the_bounds(name, prior):
             assert mean_most == pytest.approx(float(most.mean()), rel=1e-12)
             assert mean_least <= exact * (1 + 1e-9)
             assert exact <= mean_most * (1 + 1e-9)
-    everything = bracket(precision, problem.test, norms, N, [full])
+    everything = bracket(precision, problem.test, products, N, [full])
     assert_close(everything.high, full, 1e-9)
     assert_close(everything.low, full, 1e-9)
 
 
 def test_a_lower_bound_above_the_upper_one_is_an_alarm():
     problem = solved("mlp")
-    norms = row_norms(problem.test, problem.v, PLENTY)
-    too_much = norms.reshape(problem.test.outputs.shape) * 2
+    products = own_products(problem.test, problem.v, PLENTY)
+    too_much = products.diagonal(dim1=1, dim2=2) * 2
     with pytest.raises(NumericsError, match="Theorem 1"):
-        bracket(problem.precision, problem.test, norms, 5, [too_much])
+        bracket(problem.precision, problem.test, products, 5, [too_much])
 
 
 def test_distances_to_an_interval():

@@ -7,9 +7,8 @@ from functools import cache
 import mpmath
 import pytest
 import torch
-from core.problems import PLENTY, Problem, random_matrix, synthetic
+from core.problems import Problem, random_matrix, synthetic
 
-from sublaplace_cli.core.omega.row_sums import row_norms
 from sublaplace_cli.core.posterior.full import fit_full
 from sublaplace_cli.core.posterior.path import fit_subnet
 
@@ -73,7 +72,7 @@ def subset_of(form: str) -> torch.Tensor:
 def variance_and_freedom(problem: Problem, form: str) -> tuple[torch.Tensor, float]:
     if form == "full":
         posterior = fit_full(problem.precision)
-        variance = posterior.variance(problem.test, row_norms(problem.test, problem.v, PLENTY))
+        variance = posterior.variance(problem.test)
     else:
         posterior = fit_subnet(problem.precision, subset_of(form), form)
         variance = posterior.variance(problem.test)

@@ -34,5 +34,6 @@ def test_variance_and_freedom_are_those_of_the_matrix_written_out(name):
             data[parameter.span, parameter.span] = factors[parameter.name].B
     inverse = torch.linalg.inv(data + torch.diag(v))
     posterior = KroneckerPosterior(factors, capture.layout, v, PLENTY)
+    assert_close(posterior.covariance(rows), torch.einsum("mcp,pq,mdq->mcd", J, inverse, J), 1e-7)
     assert_close(posterior.variance(rows), torch.einsum("mcp,pq,mcq->mc", J, inverse, J), 1e-8)
     assert posterior.freedom == pytest.approx(float((inverse * data.T).sum()), rel=1e-8)

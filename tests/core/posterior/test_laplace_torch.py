@@ -14,7 +14,6 @@ from sublaplace_cli.core.jacobian.rows import HeldJacobian
 from sublaplace_cli.core.likelihoods.multiclass import Multiclass
 from sublaplace_cli.core.network.layout import Layout
 from sublaplace_cli.core.omega.precision import Precision
-from sublaplace_cli.core.omega.row_sums import row_norms
 from sublaplace_cli.core.posterior.diagonal import DiagonalPosterior
 from sublaplace_cli.core.posterior.full import fit_full
 from sublaplace_cli.core.posterior.path import fit_subnet
@@ -50,8 +49,7 @@ class Ours:
         return HeldJacobian(capture.layout, captured.f, tuple(captured.blocks))
 
     def full_variance(self) -> torch.Tensor:
-        norms = row_norms(self.test_rows, self.prior, PLENTY)
-        return fit_full(self.precision).variance(self.test_rows, norms)
+        return fit_full(self.precision).variance(self.test_rows)
 
     def subnet_variance(self, S: torch.Tensor, form: str) -> torch.Tensor:
         return fit_subnet(self.precision, S, form).variance(self.test_rows)

@@ -9,7 +9,7 @@ from core.problems import PRIORS, assert_close, random_matrix, solved, subset, s
 
 from sublaplace_cli.core.linalg import QR_CONDITION
 from sublaplace_cli.core.posterior import path as path_module
-from sublaplace_cli.core.posterior.path import fit_path, fit_subnet, path_gains, path_variances
+from sublaplace_cli.core.posterior.path import fit_path, fit_subnet, path_covariances, path_gains
 
 SOME = ["linear", "mlp", "mlp-3-outputs", "conv-binary", "mlp-multiclass", "attention"]
 each_problem = pytest.mark.parametrize(("name", "prior"), [(n, prior) for n in SOME for prior in PRIORS])
@@ -22,13 +22,15 @@ def test_posteriors_along_a_path_are_those_of_each_k_alone(name, prior):
     S = subset(problem.p, problem.p)
     ks = sorted({1, 2, min(rows - 1, problem.p), min(rows, problem.p), min(rows + 1, problem.p), problem.p})
     path = fit_path(problem.precision, S, ks)
-    together = path_variances(path, problem.test, 2**30)
+    together = path_covariances(path, problem.test, 2**30)
     for k, posterior, found in zip(ks, path, together, strict=True):
         alone = fit_subnet(problem.precision, S[:k])
         assert torch.equal(posterior.indices, S[:k])
         assert posterior.form == alone.form
-        assert_close(found, reference.subnet_variance(problem.J_test, problem.omega, S[:k]))
-        assert_close(found, alone.variance(problem.test), 1e-9)
+        variance = found.diagonal(dim1=1, dim2=2)
+        assert_close(variance, reference.subnet_variance(problem.J_test, problem.omega, S[:k]))
+        assert_close(variance, alone.variance(problem.test), 1e-9)
+        assert_close(found, alone.covariance(problem.test), 1e-7)
         assert posterior.freedom == pytest.approx(alone.freedom, rel=1e-9)
 
 

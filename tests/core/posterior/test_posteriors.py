@@ -11,7 +11,6 @@ from cases import CASES
 from core.problems import PLENTY, PRIORS, Problem, assert_close, random_matrix, solved, subset, synthetic
 
 from sublaplace_cli.cli.advice import hint_of
-from sublaplace_cli.core.omega.row_sums import row_norms
 from sublaplace_cli.core.posterior.diagonal import DiagonalPosterior
 from sublaplace_cli.core.posterior.full import fit_full
 from sublaplace_cli.core.posterior.path import fit_subnet
@@ -35,8 +34,10 @@ def ipv(problem: Problem, freedom: float) -> float:
 def test_full_variance_and_ipv(name, prior):
     problem = solved(name, prior)
     full, everything = fit_full(problem.precision), torch.arange(problem.p)
-    variance = full.variance(problem.test, row_norms(problem.test, problem.v, PLENTY))
+    variance = full.variance(problem.test)
     assert_close(variance, reference.subnet_variance(problem.J_test, problem.omega, everything))
+    exact = reference.subnet_covariance(problem.J_test, problem.omega, everything)
+    assert_close(full.covariance(problem.test), exact, 1e-7)  # entries near 0, beside larger ones of the same row
     expected = reference.ipv(problem.J, problem.H, problem.v, everything, problem.sigma2)
     assert ipv(problem, full.freedom) == pytest.approx(expected, rel=1e-8, abs=0)
 
@@ -51,6 +52,8 @@ def test_subnet_variance_and_ipv_in_both_forms(name, prior, form):
         variance = posterior.variance(problem.test)
         assert posterior.form == form
         assert_close(variance, reference.subnet_variance(problem.J_test, problem.omega, S))
+        exact = reference.subnet_covariance(problem.J_test, problem.omega, S)
+        assert_close(posterior.covariance(problem.test), exact, 1e-7)
         expected = reference.ipv(problem.J, problem.H, problem.v, S, problem.sigma2)
         assert ipv(problem, posterior.freedom) == pytest.approx(expected, rel=1e-8, abs=0)
 
@@ -59,7 +62,7 @@ def test_subnet_variance_and_ipv_in_both_forms(name, prior, form):
 def test_all_parameters_give_the_full_posterior(name, prior):
     problem = solved(name, prior)
     full = fit_full(problem.precision)
-    variance = full.variance(problem.test, row_norms(problem.test, problem.v, PLENTY))
+    variance = full.variance(problem.test)
     for form in FORMS:
         posterior = fit_subnet(problem.precision, torch.arange(problem.p), form)
         assert_close(posterior.variance(problem.test), variance)
@@ -107,7 +110,7 @@ def test_linear_regression_has_its_textbook_posterior():
     assert torch.equal(problem.J[:, 0, 5:], ones)
     X, X_test = problem.J[:, 0], problem.J_test[:, 0]
     covariance = torch.linalg.inv(X.T @ X / problem.sigma2 + 0.7 * torch.eye(6, dtype=torch.float64))
-    variance = fit_full(problem.precision).variance(problem.test, row_norms(problem.test, problem.v, PLENTY))
+    variance = fit_full(problem.precision).variance(problem.test)
     assert_close(variance[:, 0], (X_test @ covariance * X_test).sum(1))
 
 

@@ -10,7 +10,7 @@ import torch
 from core.problems import PRIORS, Problem, assert_close, random_matrix, solved, subset, synthetic
 
 from sublaplace_cli.core.likelihoods.binary import Binary
-from sublaplace_cli.core.omega.row_sums import row_norms
+from sublaplace_cli.core.omega.row_sums import own_products
 from sublaplace_cli.core.posterior.full import fit_full
 from sublaplace_cli.core.posterior.path import fit_subnet
 from sublaplace_cli.core.posterior.rescale import (
@@ -18,7 +18,7 @@ from sublaplace_cli.core.posterior.rescale import (
     fit_rescale,
     fit_scale,
     left_out,
-    outside_norms,
+    outside_products,
 )
 
 SOME = ["linear", "mlp", "mlp-3-outputs", "conv-binary", "mlp-multiclass", "attention"]
@@ -61,15 +61,15 @@ def test_rows_of_next_to_no_weight_keep_their_variance():
 
 
 @each_problem
-def test_norms_outside_a_selection(name, prior):
+def test_products_outside_a_selection(name, prior):
     problem = solved(name, prior)
     S = subset(problem.p, problem.p // 3)
     others = torch.ones(problem.p, dtype=torch.bool)
     others[S] = False
-    norms = row_norms(problem.test, problem.v, 2**30)
-    found = outside_norms(problem.test, norms, S, problem.v, 2**30)
-    expected = (problem.J_test[:, :, others].square() / problem.v[others]).sum(2).flatten()
-    assert_close(found, expected, 1e-9)
+    products = own_products(problem.test, problem.v, 2**30)
+    found = outside_products(problem.test, products, S, problem.v, 2**30)
+    outside = problem.J_test[:, :, others]
+    assert_close(found, torch.einsum("mcp,p,mdp->mcd", outside, 1 / problem.v[others], outside), 1e-8)
 
 
 def cost(sigma: torch.Tensor, variance: torch.Tensor) -> float:

@@ -11,7 +11,7 @@ from core.problems import PLENTY, Problem, synthetic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublaplace_cli.core.omega.row_sums import row_norms
+from sublaplace_cli.core.omega.row_sums import own_products
 from sublaplace_cli.core.posterior.bounds import require_not_larger
 from sublaplace_cli.core.posterior.full import fit_full
 from sublaplace_cli.core.posterior.path import fit_subnet
@@ -46,13 +46,13 @@ forms = st.sampled_from(["primal", "dual"])
 @given(nested_problems(), forms, forms)
 def test_theorem_1_a_larger_subnet_never_has_a_smaller_variance(made, small_form, large_form):
     problem, S, larger = made
-    norms = row_norms(problem.test, problem.v, PLENTY)
+    products = own_products(problem.test, problem.v, PLENTY)
     small, large = fit_subnet(problem.precision, S, small_form), fit_subnet(problem.precision, larger, large_form)
     full = fit_full(problem.precision)
     variances = [posterior.variance(problem.test) for posterior in (small, large)]
-    variances.append(full.variance(problem.test, norms))
-    require_not_larger(variances[0], variances[1], norms, "S", "S'")
-    require_not_larger(variances[1], variances[2], norms, "S'", "all")
+    variances.append(full.variance(problem.test))
+    require_not_larger(variances[0], variances[1], products, "S", "S'")
+    require_not_larger(variances[1], variances[2], products, "S'", "all")
     # IPV is a mean of such variances over the training rows, with the same rounding: 400 eps of their ‖g‖² in V⁻¹.
     rounding = 400 * EPS * float((problem.precision.data_diagonal() / problem.v).sum())
     assert small.freedom <= large.freedom * (1 + 1e-9) + rounding
@@ -69,7 +69,8 @@ def test_theorem_1_on_paper():
 
 def alarm(smaller: list[list[float]], larger: list[list[float]], norm: float = 1.0) -> None:
     large = torch.tensor(larger, dtype=torch.float64)
-    require_not_larger(torch.tensor(smaller, dtype=torch.float64), large, torch.full((large.numel(),), norm), "A", "B")
+    products = torch.full((*large.shape, large.shape[1]), norm)
+    require_not_larger(torch.tensor(smaller, dtype=torch.float64), large, products, "A", "B")
 
 
 def test_the_alarm_names_row_output_and_both_sides():

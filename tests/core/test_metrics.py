@@ -12,7 +12,7 @@ from core.problems import random_matrix
 from scipy import integrate, stats
 
 from sublaplace_cli import catalog
-from sublaplace_cli.commands.measuring import measured_row
+from sublaplace_cli.commands.scoring.measuring import measured_row
 from sublaplace_cli.core.gaussian import Gaussian
 from sublaplace_cli.core.likelihoods.binary import Binary
 from sublaplace_cli.core.likelihoods.classes import ECE_BINS, calibration_error

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Sequence
 
-from ..core.network.layout import Layout
-from ..core.prediction import Prediction
-from ..results.result import Figures, LayerShare, Series
-from .evaluate import Evaluation
-from .select import layer_counts
+from ...core.network.layout import Layout
+from ...core.prediction import Prediction
+from ...results.result import Figures, LayerShare, Series
+from ..evaluate import Evaluation
+from ..select import layer_counts
 
 MOST_POINTS = 2000  # per method in a scatter plot: more would only overlap
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .jacobian.capture import Capture, Captured
-from .network.forward import Inputs, outputs, row_count
+from .network.forward import Inputs, row_count
 from .network.kinks import ActivationWatch, Kinks, NearKinks, measured_rounding
 
 MOST_DIFFERENCE = 1e-3  # of a row's gradient in float32 and float64, relative to its norm
@@ -47,7 +47,7 @@ class CheckedPass:
     exact: Capture  # in float64
     kinks: NearKinks
     sample_differences: tuple[float, ...]  # of the rows of the sample
-    sample_near: tuple[int, ...]  # numbers in the sample of the rows near a kink, if some row differs
+    sample_near: tuple[int, ...] = ()  # numbers in the sample of the rows near a kink, if some row differs
 
     @classmethod
     def of(cls, capture: Capture, exact: Capture, sample: Inputs, exact_sample: Inputs) -> Self:
@@ -56,21 +56,14 @@ class CheckedPass:
         captured = capture(sample, check=False, watch=watches[0])
         differences = relative_differences(captured, exact(exact_sample, check=False, watch=watches[1])).tolist()
         kinks = NearKinks(measured_rounding(watches[0].seen, [z for z, _ in watches[1].seen]))
-        made = cls(capture, exact, kinks, tuple(differences), ())
-        if max(differences) <= MOST_DIFFERENCE:
-            return made
-        return replace(made, sample_near=tuple(made._near_rows(sample)))
+        made = cls(capture, exact, kinks, tuple(differences))
+        return made if max(differences) <= MOST_DIFFERENCE else replace(made, sample_near=tuple(made(sample)[1]))
 
     def __call__(self, inputs: Inputs) -> tuple[Captured, list[int]]:
         """A pass in float32, and its rows near a kink."""
-        watch = self.kinks.watch(row_count(inputs), by_row=False)
+        watch = self.kinks.watch(row_count(inputs))
         captured = self.capture(inputs, watch=watch)
-        return captured, self._near_rows(inputs) if self.kinks.is_near(watch) else []
-
-    def _near_rows(self, inputs: Inputs) -> list[int]:
-        with torch.no_grad(), self.kinks.watch(row_count(inputs), by_row=True) as watch:
-            outputs(self.capture.model, inputs)
-        return self.kinks.rows(watch)
+        return captured, self.kinks.rows(watch)
 
     def corrected(self, captured: Captured, rows: Sequence[int], exact_inputs: Inputs) -> tuple[Captured, list[int]]:
         """The pass with these rows in float64 where that makes a difference, and the rows where it does."""

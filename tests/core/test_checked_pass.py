@@ -100,7 +100,7 @@ def test_the_pass_size_does_not_matter(step):
 
 
 def test_rows_that_float32_cannot_tell_apart():
-    """Many rows around the kink, all the same number in float32: whatever its kernels make of it, the sides are right."""
+    """Many rows around the kink, all one number in float32: whatever its kernels make of it, the sides are right."""
     kink = float(torch.tensor(2.1)) / 3
     x = torch.cat([X, (kink + torch.linspace(-4e-9, 4e-9, 20, dtype=torch.float64)).reshape(-1, 1)])
     model = ten_parameters()

@@ -75,53 +75,55 @@ def test_others_are_not(name):
     assert kinks_seen(SMOOTH[name]) == []
 
 
-def near(z: torch.Tensor, rounding: Rounding | None = None, activation=torch.relu) -> tuple[bool, list[int]]:
-    """(whether the whole pass has something near, the rows)."""
+def near(z: torch.Tensor, rounding: Rounding | None = None, activation=torch.relu) -> list[int]:
     kinks = NearKinks([] if rounding is None else [rounding])
-    with kinks.watch(len(z), by_row=False) as whole:
+    with kinks.watch(len(z)) as watch:
         activation(z)
-    with kinks.watch(len(z), by_row=True) as each:
-        activation(z)
-    return kinks.is_near(whole), kinks.rows(each)
+    return kinks.rows(watch)
 
 
 def rows_of(*values: float) -> torch.Tensor:
-    """Rows whose first pre-activation is one of these values, and the others about 1."""
-    return torch.stack([torch.tensor([value, 1.0, -0.7]) for value in values])
+    """Rows whose first pre-activation is one of these values, with a root mean square of 1."""
+    return torch.stack([torch.tensor([value, 1.5, -1.5, value / 2 - 0.7]) for value in values])
 
 
 def test_near_is_relative_to_the_row():
     eps = LEAST_ROUNDING
-    assert near(rows_of(0.3, 2 * eps, -0.2)) == (False, [])
-    assert near(rows_of(0.3, 0.5 * eps, 0.0, -0.5 * eps)) == (True, [1, 2, 3])
-    assert near(torch.cat([rows_of(5 * eps), 100 * rows_of(0.2)]))[1] == []  # a large row does not widen the others
-    assert near(100 * rows_of(0.5 * eps))[1] == [0]
+    assert near(rows_of(0.3, 2 * eps, -0.2)) == []
+    assert near(rows_of(0.3, 0.5 * eps, 0.0, -0.5 * eps)) == [1, 2, 3]
+    assert near(torch.cat([rows_of(5 * eps), 100 * rows_of(0.2)])) == []  # a large row does not widen the others
+    assert near(100 * rows_of(0.5 * eps)) == [0]
+
+
+def test_no_number_is_too_small_or_too_large():
+    assert near(rows_of(1e-45, 1e-30, -1e-38, 1.0)) == [0, 1, 2]
+    assert near(torch.full((2, 3), 1e18)) == []
 
 
 def test_a_layer_of_one_unit_is_measured_by_the_sample():
     z = torch.tensor([[1e-7], [0.4]])
-    assert near(z)[1] == []
-    assert near(z, Rounding(scale=2.0)) == (True, [0])
+    assert near(z) == []
+    assert near(z, Rounding(scale=2.0)) == [0]
 
 
 def test_other_kinks_than_zero():
-    z = rows_of(3.0, 3.0 + 1e-3, -3.0 + 1e-7, 0.0)
-    assert near(z, activation=F.hardswish) == (True, [0, 2])
+    assert near(rows_of(3.0, 3.0 + 1e-3, -3.0 + 1e-7, 0.0), activation=F.hardswish) == [0, 2]
 
 
 def test_ties_that_are_exact_in_both_precisions_do_not_count():
     z = torch.relu(torch.tensor([[0.5, -0.3], [0.2, 0.6]]))
     (rounding,) = measured_rounding([(z, (0.0,))], [z.double()])
     assert rounding.has_ties
-    assert near(z, rounding) == (False, [])
-    assert near(torch.tensor([[0.0, 1e-9], [0.2, 0.6]]), rounding) == (True, [0])
+    assert near(z) == [0]
+    assert near(z, rounding) == []
+    assert near(torch.tensor([[0.0, 1e-9], [0.2, 0.6]]), rounding) == [0]
 
 
 def test_cancelling_terms_widen_what_counts_as_near():
-    exact = torch.tensor([[0.5, -0.25]], dtype=torch.float64)
+    exact = torch.tensor([[0.5, -0.5]], dtype=torch.float64)
     (rounding,) = measured_rounding([((exact + 1e-4).float(), (0.0,))], [exact])
-    assert rounding.share == pytest.approx(4 * 1e-4 / 0.5, rel=1e-2)
-    assert near(torch.tensor([[3e-4, 0.5], [5e-4, 0.5]]), rounding)[1] == [0]
+    assert rounding.share == pytest.approx(8 * 1e-4 / 0.5, rel=1e-2)
+    assert near(torch.tensor([[7e-4, 0.7], [9e-4, 0.7]]), rounding) == [0]
 
 
 def test_a_network_that_branches_has_no_measured_rounding():

@@ -79,6 +79,7 @@ def _predict(run: Run, fitted: Fitted, prior: Tensor) -> tuple[Tensor, Tensor, T
             variances.append(rescale.apply(posterior.column_variance(J_S), outside).reshape(captured.f.shape))
             fs.append(captured.f)
             progress.advance(len(captured.f))
+    run.passes.float64_checks.report("test", split, run.passes.float64_checks.replaced_rows(split))
     f = torch.cat(fs)
     samples = f + torch.cat(draws).T.reshape(-1, *f.shape) if draws else None
     return f, torch.cat(variances), samples

@@ -71,25 +71,13 @@ class Float64Checks:
 
     def __init__(self, capture: Capture, read: Read, read_exact: Read, reporter: Reporter) -> None:
         self.capture, self.read, self.read_exact, self.reporter = capture, read, read_exact, reporter
-        self.by_split: dict[int, Float64Check | None] = {}
-        dtypes = {part.dtype for part in capture.model.parameters()}
-        self.is_possible = torch.float32 in dtypes
+        self.by_split: dict[int, Float64Check] = {}
+        self.is_possible = any(part.dtype == torch.float32 for part in capture.model.parameters())
 
-    def of(self, split: Split) -> Float64Check | None:
-        if id(split) not in self.by_split:
-            self.by_split[id(split)] = self._made(split) if self.is_possible else None
-        return self.by_split[id(split)]
-
-    @cached_property
-    def exact(self) -> Capture:
-        return in_float64(self.capture)
-
-    def _made(self, split: Split) -> Float64Check | None:
-        count = min(MOST_SAMPLED, max(1, len(split) // ROWS_PER_SAMPLED))
-        sampled = evenly_spaced_numbers(len(split), count)
-        sample, exact_sample = self.read(split, sampled), self.read_exact(split, sampled)
+    def try_out(self, split: Split) -> None:
+        """Try the check of a split before the work, so that all workers know whether the network runs in float64."""
         try:
-            checked = CheckedPass.of(self.capture, self.exact, sample, exact_sample)
+            self.of(split)
         except (SublaplaceError, *devices.OUT_OF_MEMORY):
             raise
         except Exception as error:  # the network's own code may raise anything in another dtype
@@ -98,7 +86,21 @@ class Float64Checks:
                 f"the network does not run in float64 ({type(error).__name__}: {error}): its float32 passes are not "
                 "compared with it, not even at kinks of its activations"
             )
-            return None
+
+    def of(self, split: Split) -> Float64Check | None:
+        if self.is_possible and id(split) not in self.by_split:
+            self.by_split[id(split)] = self._made(split)
+        return self.by_split.get(id(split))
+
+    @cached_property
+    def exact(self) -> Capture:
+        return in_float64(self.capture)
+
+    def _made(self, split: Split) -> Float64Check:
+        count = min(MOST_SAMPLED, max(1, len(split) // ROWS_PER_SAMPLED))
+        sampled = evenly_spaced_numbers(len(split), count)
+        sample, exact_sample = self.read(split, sampled), self.read_exact(split, sampled)
+        checked = CheckedPass.of(self.capture, self.exact, sample, exact_sample)
         return Float64Check(checked, split, sampled, self.read_exact)
 
     def replaced_rows(self, split: Split) -> list[int]:

@@ -5,19 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from cli.cli_tools import Project, save
+from cli.cli_tools import Project, kink_project, save
 from commands.in_process import Notes, result_of
 from torch import nn
 
 from sublaplace_cli.cli.settings import Settings
 from sublaplace_cli.core.jacobian.capture import Capture
 from sublaplace_cli.files.artifacts.artifact import open_artifact
-
-KINK = float(torch.tensor(2.1)) / 3  # of relu(3x − 2.1), with the bias as float32 holds it
-AT_KINK = [5, 9, 17, 22]  # rows of the file: three of them for training
 
 
 class Heard(Notes):
@@ -31,29 +27,9 @@ class Heard(Notes):
         self.warned.append(text)
 
 
-def ten_parameters() -> nn.Sequential:
-    """1-3-1, with relu(3x − 2.1) as its first unit."""
-    model = nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 1))
-    values = [[3.0, 1.0, -1.0], [-2.1, 0.5, 0.21], [2.0, 0.5, 0.7], [0.1]]
-    with torch.no_grad():
-        for parameter, own in zip(model.parameters(), values, strict=True):
-            parameter.copy_(torch.tensor(own).reshape(parameter.shape))
-    return model
-
-
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    """30 rows, 22 of them for training; four lie within 3e-9 of a kink, on both sides."""
-    project = Project(tmp_path / "p")
-    x = np.random.default_rng(1).uniform(0.3, 1.2, size=30)
-    x[AT_KINK] = KINK + np.array([-1e-9, 1e-9, 2e-9, -2e-9])
-    x[12] = KINK + 3e-9
-    project.write_csv("data.csv", ["a", "y0"], np.stack([x, np.sin(5 * x)], 1))
-    save(ten_parameters(), project.folder / "model.safetensors")
-    build = {"arch": "mlp", "args": {"in": 1, "hidden": [3], "out": 1}}
-    data = {**project.spec["data"], "columns": {"target": "y0", "input": ["a"]}}
-    posterior = {"prior_precision": 0.5, "noise_variance": 0.05}
-    return project.use(model={"build": build, "weights": {"path": "model.safetensors"}}, data=data, posterior=posterior)
+    return kink_project(tmp_path / "p")
 
 
 def run(project: Project, folder: str, command: str = "evaluate", heard: Heard | None = None, **options: Any) -> Any:

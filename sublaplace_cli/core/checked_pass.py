@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .jacobian.capture import Capture, Captured
 from .network.forward import Inputs, row_count
-from .network.kinks import ActivationWatch, Kinks, NearKinks, measured_rounding
+from .network.kinks import FunctionWatch, Kinks, ModuleWatch, NearKinks, activation_modules, measured_rounding
 
 MOST_DIFFERENCE = 1e-3  # of a row's gradient in float32 and float64, relative to its norm
 
@@ -52,10 +52,15 @@ class CheckedPass:
     @classmethod
     def of(cls, capture: Capture, exact: Capture, sample: Inputs, exact_sample: Inputs) -> Self:
         """Compare both passes on a sample of rows, and measure the rounding of its pre-activations."""
-        watches = [ActivationWatch(row_count(sample), _keep) for _ in range(2)]
-        captured = capture(sample, check=False, watch=watches[0])
-        differences = relative_differences(captured, exact(exact_sample, check=False, watch=watches[1])).tolist()
-        kinks = NearKinks(measured_rounding(watches[0].seen, [z for z, _ in watches[1].seen]))
+        n_rows, modules = row_count(sample), activation_modules(capture.model)
+        seen, exactly_seen = FunctionWatch(n_rows, _keep), FunctionWatch(n_rows, _keep)
+        of_modules = ModuleWatch(modules, n_rows, lambda _number, z, kinks: (z.shape, kinks))
+        with of_modules:
+            captured = capture(sample, check=False, watch=seen)
+        differences = relative_differences(captured, exact(exact_sample, check=False, watch=exactly_seen)).tolist()
+        roundings = measured_rounding(seen.seen, [z for z, _ in exactly_seen.seen])
+        sees_all = of_modules.seen == [(z.shape, kinks) for z, kinks in seen.seen]
+        kinks = NearKinks(roundings, modules if sees_all else None)
         made = cls(capture, exact, kinks, tuple(differences))
         return made if max(differences) <= MOST_DIFFERENCE else replace(made, sample_near=tuple(made(sample)[1]))
 

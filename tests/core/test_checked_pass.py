@@ -154,6 +154,22 @@ def test_networks_without_a_formula():
     torch.testing.assert_close(J, oracle(model, X), rtol=1e-6, atol=1e-6)
 
 
+class BothWays(nn.Sequential):
+    """An activation as a module, and one as a function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(super().forward(x)).sum(1)
+
+
+@pytest.mark.parametrize("build", [nn.Sequential, BothWays], ids=["modules", "functions too"])
+def test_hooks_are_used_only_where_they_see_everything(build):
+    model = build(*ten_parameters()).eval()
+    passes = checked(model, X, [0, 3])
+    assert (passes.kinks.modules is None) == (build is BothWays)
+    _, near, replaced = corrected(passes, X)
+    assert near == replaced == [1]
+
+
 @pytest.fixture
 def exact_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each float64 pass."""

@@ -10,9 +10,11 @@ from torch import nn
 from sublaplace_cli.core.network.kinks import (
     LEAST_ROUNDING,
     MOST_UNITS,
-    ActivationWatch,
+    FunctionWatch,
+    ModuleWatch,
     NearKinks,
     Rounding,
+    activation_modules,
     measured_rounding,
 )
 
@@ -59,7 +61,7 @@ SMOOTH = {
 
 def kinks_seen(function) -> list[tuple[float, ...]]:
     z = torch.linspace(-1, 1, 12).reshape(4, 3)
-    with torch.no_grad(), ActivationWatch(4, lambda _number, _z, kinks: kinks) as watch:
+    with torch.no_grad(), FunctionWatch(4, lambda _number, _z, kinks: kinks) as watch:
         function(z)
     return watch.seen
 
@@ -73,6 +75,16 @@ def test_activations_with_a_kink_are_seen_once(name):
 @pytest.mark.parametrize("name", SMOOTH)
 def test_others_are_not(name):
     assert kinks_seen(SMOOTH[name]) == []
+
+
+def test_modules_are_known_with_their_kinks():
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Tanh(), nn.PReLU(2), nn.Sequential(nn.Hardtanh(-2.0, 3.0)))
+    found = activation_modules(model)
+    assert found == {model[1]: (0.0,), model[3]: (0.0,), model[4][0]: (-2.0, 3.0)}
+    with torch.no_grad(), ModuleWatch(found, 4, lambda number, z, kinks: (number, z.shape, kinks)) as watch:
+        model(torch.ones(4, 3))
+    assert watch.seen == [(0, (4, 2), (0.0,)), (1, (4, 2), (0.0,)), (2, (4, 2), (-2.0, 3.0))]
+    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def near(z: torch.Tensor, rounding: Rounding | None = None, activation=torch.relu) -> list[int]:

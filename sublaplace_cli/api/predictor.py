@@ -2,7 +2,7 @@
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from .. import device as devices
 from ..architectures.binary_logodds import add_binary_logodds
-from ..core.column_pass import ColumnPass
+from ..core.checked_pass import CheckedColumnPass, CheckedPass, ExactRows, in_float64
+from ..core.column_pass import ColumnPass, require_finite
 from ..core.jacobian.capture import SAMPLE_ROWS, Capture, prepare_capture
-from ..core.network.forward import Inputs, evenly_spaced, map_inputs, row_count
+from ..core.network.forward import Inputs, evenly_spaced, evenly_spaced_numbers, map_inputs, row_count
 from ..core.network.layout import Layout, network_digest
-from ..errors import UserError
+from ..errors import SublaplaceError, UserError
 from ..files.artifacts.artifact import Artifact
 from ..files.data.datasets import Preparation
 from ..files.data.transforms import compile_steps
@@ -28,6 +29,7 @@ from ..run.run import parameter_table
 
 ROWS_PER_PASS = 256
 Prepare = Callable[[Tensor, Tensor], Tensor]
+Pass = Callable[[Inputs, ExactRows], tuple[Tensor, Tensor]]
 
 
 class Predictor:
@@ -44,7 +46,7 @@ class Predictor:
         self._shapes = [tuple(shape) for shape in meta["serving"]["row_shapes"]]
         self._prepare = _preparation(artifact, self._shapes, meta["serving"]["integers_as_floats"])
         self._target = scales_of(artifact).target
-        self._pass: Callable[[Inputs], tuple[Tensor, Tensor]] | None = None
+        self._pass: Pass | None = None
 
     def __call__(self, x: Inputs | np.ndarray) -> tuple[Tensor, Tensor]:
         """(mean, std) of one row (C,) or of a batch (M, C), in the units of the data that the posterior was fitted to.
@@ -56,13 +58,20 @@ class Predictor:
         single = self._is_single(rows)
         inputs = map_inputs(lambda t: self._prepare(t.unsqueeze(0) if single else t, self._parameter), rows)
         n_rows = row_count(inputs)
+
+        def exact_rows(start: int, chosen: Sequence[int]) -> Inputs:
+            """These rows from `start` on, in float64."""
+            like, numbers = torch.empty(0).to(self._parameter).double(), [start + row for row in chosen]
+            return map_inputs(lambda t: self._prepare(t.unsqueeze(0) if single else t[numbers], like), rows)
+
         with self._lock:
             if self._pass is None:
-                self._pass = self._prepare_pass(inputs)
+                self._pass = self._prepare_pass(inputs, partial(exact_rows, 0))
             if n_rows <= ROWS_PER_PASS:
-                mean, std = self._pass(inputs)
+                mean, std = self._pass(inputs, partial(exact_rows, 0))
             else:
-                parts = [self._pass(_cut(inputs, start)) for start in range(0, n_rows, ROWS_PER_PASS)]
+                starts = range(0, n_rows, ROWS_PER_PASS)
+                parts = [self._pass(_cut(inputs, start), partial(exact_rows, start)) for start in starts]
                 mean, std = (torch.cat(both) for both in zip(*parts, strict=True))
         if self._target is not None:
             shift, scale = (torch.as_tensor(value).to(mean) for value in (self._target.mean, self._target.std))
@@ -78,32 +87,57 @@ class Predictor:
         expected = " and ".join(f"{shape} or (rows, {', '.join(map(str, shape))})" for shape in self._shapes)
         raise UserError(f"the input has the shape {' and '.join(map(str, found))}, expected {expected}")
 
-    def _prepare_pass(self, inputs: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
+    def _prepare_pass(self, inputs: Inputs, exact_rows: ExactRows) -> Pass:
         """Check the network on a few rows, read the posterior, and return inputs → (f, std)."""
         artifact, device = self._artifact, self._parameter.device
         memory = int(devices.free_memory(device) * devices.SAFE_SHARE)
-        layout = Layout.of(self._model)
-        capture = prepare_capture(self._model, layout, evenly_spaced(inputs, SAMPLE_ROWS), memory)
+        layout, sample = Layout.of(self._model), evenly_spaced(inputs, SAMPLE_ROWS)
+        capture = prepare_capture(self._model, layout, sample, memory)
+        checked = _checked(capture, sample, exact_rows(evenly_spaced_numbers(row_count(inputs), SAMPLE_ROWS)))
         fitted = read_fitted(artifact, layout.size, capture.n_outputs, device, memory)
         if fitted.rescale.b:
-            return partial(_all_columns, capture, fitted, read_prior(artifact, layout, device)[1])
-        columns, c = ColumnPass(capture, fitted.posterior.indices), fitted.rescale.c
-        return partial(_some_columns, columns, fitted.posterior.serving_variance(), 1.0 if c is None else c)
+            return partial(_all_columns, checked or capture, fitted, read_prior(artifact, layout, device)[1])
+        S, c = fitted.posterior.indices, 1.0 if fitted.rescale.c is None else fitted.rescale.c
+        columns = ColumnPass(capture, S) if checked is None else CheckedColumnPass(checked, S)
+        return partial(_some_columns, columns, fitted.posterior.serving_variance(), c)
+
+
+def _checked(capture: Capture, sample: Inputs, exact_sample: Inputs) -> CheckedPass | None:
+    """Passes that use float64 near a kink; None if they are float64 anyway or the network does not run in it."""
+    if next(capture.model.parameters()).dtype != torch.float32:
+        return None
+    try:
+        return CheckedPass.of(capture, in_float64(capture), sample, exact_sample)
+    except (SublaplaceError, *devices.OUT_OF_MEMORY):
+        raise
+    except Exception:  # the network's own code may raise anything in another dtype
+        return None
 
 
 def _some_columns(
-    columns: ColumnPass, variance_of: Callable[[Tensor], Tensor], c: float, inputs: Inputs
+    columns: ColumnPass | CheckedColumnPass,
+    variance_of: Callable[[Tensor], Tensor],
+    c: float,
+    inputs: Inputs,
+    exact_rows: ExactRows,
 ) -> tuple[Tensor, Tensor]:
     """(f, std) from the gradients of S alone."""
-    f, J_S = columns(inputs)
+    f, J_S = columns(inputs) if isinstance(columns, ColumnPass) else columns(inputs, exact_rows)
     variance = variance_of(J_S)
-    columns.require_finite(variance)
+    require_finite(variance)
     return f, variance.clamp_(min=0.0).mul_(c).sqrt_().reshape(f.shape)
 
 
-def _all_columns(capture: Capture, fitted: Fitted, prior: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+def _all_columns(
+    passes: Capture | CheckedPass, fitted: Fitted, prior: Tensor, inputs: Inputs, exact_rows: ExactRows
+) -> tuple[Tensor, Tensor]:
     """(f, std) where the remainder b·‖g outside S‖² needs all gradients."""
-    captured, posterior = capture(inputs), fitted.posterior
+    if isinstance(passes, Capture):
+        captured = passes(inputs)
+    else:
+        captured, near = passes(inputs)
+        captured = passes.corrected(captured, near, exact_rows(near))[0] if near else captured
+    posterior = fitted.posterior
     J_S, outside = fitted.columns(captured, prior)
     variance = fitted.rescale.apply(posterior.column_variance(J_S), outside)
     return captured.f, variance.clamp(min=0.0).sqrt().reshape(captured.f.shape)

@@ -5,17 +5,19 @@ half. Elsewhere float32 passes are right to about 1e-7.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
+from .column_pass import ColumnPass
 from .jacobian.capture import Capture, Captured
 from .network.forward import Inputs, row_count
 from .network.kinks import FunctionWatch, Kinks, ModuleWatch, NearKinks, activation_modules, measured_rounding
 
+ExactRows = Callable[[Sequence[int]], Inputs]  # rows of a batch, by number, in float64
 MOST_DIFFERENCE = 1e-3  # of a row's gradient in float32 and float64, relative to its norm
 
 
@@ -77,6 +79,26 @@ class CheckedPass:
         at = [number for number, different in enumerate(differs) if different]
         wrong = [rows[number] for number in at]
         return (captured.with_rows(wrong, exact.some_rows(at)) if wrong else captured), wrong
+
+
+class CheckedColumnPass:
+    """A pass that computes only the columns S, with float64 in the rows near a kink."""
+
+    def __init__(self, checked: CheckedPass, S: Tensor) -> None:
+        self.columns, self.exact = ColumnPass(checked.capture, S), ColumnPass(checked.exact, S)
+        self.kinks = checked.kinks
+
+    def __call__(self, inputs: Inputs, exact_rows: ExactRows) -> tuple[Tensor, Tensor]:
+        """f (m, C) and J_Sᵀ (k, m·C) of a batch."""
+        watch = self.kinks.watch(row_count(inputs))
+        f, J_S = self.columns(inputs, watch)
+        near = self.kinks.rows(watch)
+        if not near:
+            return f, J_S
+        exact_f, exact_J = self.exact(exact_rows(near))
+        at = torch.as_tensor(near, device=f.device)
+        by_row = J_S.reshape(-1, *f.shape).index_copy(1, at, exact_J.reshape(-1, *exact_f.shape))
+        return f.index_copy(0, at, exact_f), by_row.flatten(1)
 
 
 def _keep(_number: int, z: Tensor, kinks: Kinks) -> tuple[Tensor, Kinks]:

@@ -1,6 +1,7 @@
 """Passes that compute only some columns of the Jacobian, for predictions; in linear layers of one position, δ ∘ a."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -33,13 +34,13 @@ class ColumnPass:
     def _keep(self, number: int, _module: Any, args: tuple[Any, ...], out: Tensor) -> None:
         self._seen.setdefault(number, []).append((args[0], out))
 
-    def __call__(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    def __call__(self, inputs: Inputs, watch: AbstractContextManager | None = None) -> tuple[Tensor, Tensor]:
         if self.picked is None:
-            captured = self.capture(inputs)
+            captured = self.capture(inputs, watch=watch)
             blocks = [captured.blocks[i] for i in self.positions.blocks]
             return captured.f, self.positions.gather(blocks, captured.f.numel())
         self._seen.clear()
-        with torch.enable_grad():
+        with torch.enable_grad(), watch or nullcontext():
             f = outputs(self.capture.model, inputs)
         layers, (m, C) = self._in_flat_order(len(f)), f.shape
         probes = [out for _, out in layers]
@@ -60,9 +61,11 @@ class ColumnPass:
             raise RunError("a layer did not run exactly once on all rows, unlike in the check at the start")
         return [own[0] for own in calls]
 
-    def require_finite(self, variance: Tensor) -> None:
-        if not bool(torch.isfinite(variance.sum())):
-            raise NumericsError("the gradient of a row is not finite", reason=Reason.GRADIENT_NOT_FINITE)
+
+def require_finite(variance: Tensor) -> None:
+    """Refuse variances from gradients that are not finite."""
+    if not bool(torch.isfinite(variance.sum())):
+        raise NumericsError("the gradient of a row is not finite", reason=Reason.GRADIENT_NOT_FINITE)
 
 
 def _picked(blocks: Sequence[Block], S: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import os
 import threading
@@ -10,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli.cli_tools import Project, mlp, save
+from cli.cli_tools import Project, kink_project, mlp, save
+from safetensors.torch import load_file
 from torch import nn
 
 from sublaplace_cli import SublaplaceError, load_predictor, run_command
@@ -233,3 +235,17 @@ def test_many_threads_get_the_right_numbers(tmp_path: Path) -> None:
         thread.join()
     assert wrong == []
     assert not project.model[0]._forward_hooks, "no hook is left in the caller's network"
+
+
+@pytest.mark.parametrize("rescale", ["none", "hybrid"])
+def test_rows_at_a_kink_are_those_of_float64(tmp_path: Path, rescale: str) -> None:
+    """A float32 network serves the numbers of a float64 one, alone and in a batch."""
+    project = kink_project(tmp_path / "p")
+    path = fitted(project, k="7", rescale=rescale)
+    model = nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 1))
+    model.load_state_dict(load_file(project.folder / "model.safetensors"))
+    x = torch.tensor(np.loadtxt(project.folder / "data.csv", delimiter=",", skiprows=1)[:, :1])
+    exact, predict = load_predictor(path, copy.deepcopy(model).double()), load_predictor(path, model)
+    for rows in (x, x[12], x[5]):
+        for found, truth in zip(predict(rows), exact(rows), strict=True):
+            assert torch.allclose(found.double(), truth.double(), rtol=1e-4)

@@ -82,17 +82,21 @@ class CheckedPass:
 
 
 class CheckedColumnPass:
-    """A pass that computes only the columns S, with float64 in the rows near a kink."""
+    """A pass that computes only the columns S, with float64 in the rows near a kink. As in `ColumnPass`, hooks stay."""
 
     def __init__(self, checked: CheckedPass, S: Tensor) -> None:
         self.columns, self.exact = ColumnPass(checked.capture, S), ColumnPass(checked.exact, S)
         self.kinks = checked.kinks
+        self.watch = self.kinks.watch(0)
+        self.is_active = isinstance(self.watch, ModuleWatch)
+        if self.is_active:
+            self.watch.__enter__()
 
     def __call__(self, inputs: Inputs, exact_rows: ExactRows) -> tuple[Tensor, Tensor]:
         """f (m, C) and J_Sᵀ (k, m·C) of a batch."""
-        watch = self.kinks.watch(row_count(inputs))
-        f, J_S = self.columns(inputs, watch)
-        near = self.kinks.rows(watch)
+        self.watch.restart(row_count(inputs))
+        f, J_S = self.columns(inputs, None if self.is_active else self.watch)
+        near = self.kinks.rows(self.watch)
         if not near:
             return f, J_S
         exact_f, exact_J = self.exact(exact_rows(near))

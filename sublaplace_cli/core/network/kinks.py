@@ -8,7 +8,7 @@ pooling, comparisons in the network's own code, and compiled or scripted parts.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +76,11 @@ class Watch(Generic[Measured]):
         super().__init__()
         self.n_rows, self.measure = n_rows, measure
         self.seen: list[Measured] = []
+
+    def restart(self, n_rows: int) -> None:
+        """Forget what was seen, before a batch of so many rows."""
+        self.n_rows = n_rows
+        self.seen.clear()
 
     def look(self, z: Any, kinks: Kinks) -> None:
         if not kinks or not isinstance(z, Tensor) or not z.is_floating_point():
@@ -170,8 +175,7 @@ def _root_mean_square(z: Tensor) -> Tensor:
     return torch.linalg.vector_norm(z, dim=1) * z.shape[1] ** -0.5
 
 
-@dataclass(frozen=True)
-class _Nearness:
+class _Nearness(NamedTuple):
     """‖z‖ of each row and, per kink, ‖1/(z − kink)‖: together they tell how near a row comes to a kink."""
 
     size: Tensor  # (m,)
@@ -197,7 +201,7 @@ class NearKinks:
 
     def _measure(self, number: int, z: Tensor, kinks: Kinks) -> _Nearness:
         # ‖1/z‖ in place of 1/min|z|, which takes three times as long: the same where one of them is very near.
-        z, has_ties = z.flatten(1), self._of(number).has_ties
+        z, has_ties = z if z.ndim == 2 else z.flatten(1), self._of(number).has_ties
         inverses = []
         for at in kinks:
             inverse = (z - at if at else z).reciprocal()
@@ -207,14 +211,16 @@ class NearKinks:
         return _Nearness(torch.linalg.vector_norm(z, dim=1), tuple(inverses), z.shape[1])
 
     def rows(self, watch: KinkWatch) -> list[int]:
-        """The rows with a pre-activation near a kink; waits for the device once."""
+        """The rows with a pre-activation near a kink; if there are none, waits for the device once."""
         pairs = [(i, seen, inverse) for i, seen in enumerate(watch.seen) for inverse in seen.inverses]
         if not pairs:
             return []
         scale, share = self._limits(tuple((i, seen.units) for i, seen, _ in pairs), like=pairs[0][2])
         size, inverse = torch.stack([seen.size for _, seen, _ in pairs]), torch.stack([own for *_, own in pairs])
-        near = torch.maximum(size, scale).mul_(share).mul_(inverse).amax(0) >= 1.0
-        return near.nonzero().flatten().tolist()
+        nearness = torch.maximum(size, scale).mul_(share).mul_(inverse)  # (A, m)
+        if float(nearness.max()) < 1.0:
+            return []
+        return (nearness.amax(0) >= 1.0).nonzero().flatten().tolist()
 
     def _limits(self, layers: tuple[tuple[int, int], ...], like: Tensor) -> tuple[Tensor, Tensor]:
         """(scale, share) of each activation (A, 1), for norms instead of root mean squares."""

@@ -80,6 +80,7 @@ def _predict(run: Run, fitted: Fitted, prior: Tensor) -> tuple[Gaussian, Tensor 
             covariances.append(rescale.apply(posterior.column_covariance(J_S, C), outside))
             fs.append(captured.f)
             progress.advance(len(captured.f))
+    run.passes.float64_checks.report("test", split, run.passes.float64_checks.replaced_rows(split))
     f = torch.cat(fs)
     samples = f + torch.cat(draws).T.reshape(-1, *f.shape) if draws else None
     return Gaussian(f, torch.cat(covariances)), samples

@@ -230,6 +230,7 @@ def _checked_run(
     origins = {name: origin_of(project.spec.data, name) for name in ("train", "reference", *splits)}
     by_origin = {origins[name]: split for name, split in splits.items()}
     passes = Passes(model, reader, capture, reporter)
+    passes.float64_checks.try_out(by_origin[origins[first.name]])
     return Run(
         job, project, facts, Splits(splits, origins, by_origin), passes, device, memory, workers, store, reporter
     )
@@ -280,7 +281,10 @@ def _require_agreement(run: Run) -> None:
         "torch": torch.__version__,
         "weights, data or options": fingerprint(run.store.identity),
         "rows": {name: len(split) for name, split in run.splits.by_name.items()},
-        "way of differentiating the network": [capture.rows_per_pass, capture.batched, blocks],
+        "way of differentiating the network": [
+            *(capture.rows_per_pass, capture.batched, blocks),
+            run.passes.float64_checks.is_possible,
+        ],
     }
     for rank, theirs in enumerate(run.workers.exchange(own)):
         for what, value in own.items():

@@ -97,7 +97,8 @@ def test_a_result():
         **HEAD,
         "full": {**ROW, "method": "full", "k": 9},
         "rows": [ROW],
-        "references": [], "gate": None,
+        "references": [],
+        "gate": None,
         "artifacts": {"scores": "/r/scores.x"},
         "seconds": {"fit": 0.5},
     }

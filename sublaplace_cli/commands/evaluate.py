@@ -45,7 +45,7 @@ def evaluate(run: Run) -> Evaluation:
         std_full=None,
         absent=Absent(full="--full none", oracle="no oracle in the spec"),
     )
-    full = full_prediction(problem, known) if run.job.predicts_with_full else None
+    full = known.about_targets(full_prediction(problem, known)) if run.job.predicts_with_full else None
     if full is not None and full.freedom is not None and run.job.compares_with_full:
         known = replace(known, std_full=full.std, full_ipv=known.ipv(full.freedom))
     subnets = [choice for choice in run.choices if choice.call.selects]
@@ -59,12 +59,13 @@ def evaluate(run: Run) -> Evaluation:
         if not choice.call.selects:
             inputs = ReferenceInputs(choice.call.name, problem, f, full)
             predictions[choice] = load(choice.call.method.entry)(inputs)
-    ordered = tuple(predictions[choice] for choice in run.choices)
+    ordered = tuple(known.about_targets(predictions[choice]) for choice in run.choices)
     _check_theorem_1(problem, ordered, full)
     bounds = _bounds(problem, ordered)
     if bounds is not None:
         absent = replace(known.absent, full="--full bracket: it lies between w2_low and w2_high")
-        known = replace(known, std_bounds=(bounds.low.sqrt(), bounds.high.sqrt()), absent=absent)
+        low, high = (each.sqrt()[:, known.likelihood.means(f.shape[1])] for each in (bounds.low, bounds.high))
+        known = replace(known, std_bounds=(low, high), absent=absent)
     return Evaluation(_result(problem, ordered, known, full, bounds), ordered, known)
 
 
@@ -76,7 +77,7 @@ def full_rows(run: Run) -> int:
 def _bounds(problem: Problem, predictions: Sequence[Prediction]) -> Bracket | None:
     if problem.run.job.posterior.full != "bracket":
         return None
-    subnets = [prediction.variance for prediction in predictions if prediction.is_subnet_posterior]
+    subnets = [prediction.outputs.variance for prediction in predictions if prediction.is_subnet_posterior]
     test, products = problem.rows.test.jacobian, problem.test_products
     with problem.run.store.timed("bracket"):
         return bracket(problem.omega, test, products, full_rows(problem.run), subnets)
@@ -86,11 +87,12 @@ def _check_theorem_1(problem: Problem, predictions: Sequence[Prediction], full: 
     """Every sub-network against the full posterior, and against those that contain it."""
     subnets = [prediction for prediction in predictions if prediction.is_subnet_posterior]
     for small in subnets:
+        variance, products = small.outputs.variance, problem.test_products
         if full is not None:
-            require_not_larger(small.variance, full.variance, problem.test_products, small.name, "the full posterior")
+            require_not_larger(variance, full.outputs.variance, products, small.name, "the full posterior")
         for large in subnets:
             if _contains(large, small):
-                require_not_larger(small.variance, large.variance, problem.test_products, small.name, large.name)
+                require_not_larger(variance, large.outputs.variance, products, small.name, large.name)
 
 
 def _contains(large: Prediction, small: Prediction) -> bool:

@@ -36,6 +36,7 @@ def predict(run: Run, artifact: Artifact) -> Evaluation:
         std_full=None,
         absent=Absent(full="--posterior: the training rows are not there", oracle="no oracle in the spec"),
     )
+    prediction = known.about_targets(prediction)
     result = Result(
         setup=setup_of(run, meta["n_train"], meta["noise_variance"], prior_precision),
         provenance={**run.provenance, "rescale": fitted.rescale.kind, "link": meta["link"]},

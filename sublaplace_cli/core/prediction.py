@@ -1,6 +1,6 @@
 """A method's prediction at the test rows, and the quantities that it is compared with."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -21,18 +21,17 @@ class Prediction:
     indices: Tensor | None = None  # S (k,) of a sub-network
     samples: Tensor | None = None  # draws of the outputs (count, M, C)
     own_mean: bool = False  # the mean is not that of the network
+    means: slice = field(
+        default_factory=lambda: slice(None)
+    )  # the T outputs that predict the targets: metrics are about these
 
     @property
     def mean(self) -> Tensor:
-        return self.outputs.mean  # (M, C)
-
-    @property
-    def variance(self) -> Tensor:
-        return self.outputs.variance  # (M, C)
+        return self.outputs.mean[:, self.means]  # (M, T)
 
     @property
     def std(self) -> Tensor:
-        return self.outputs.std  # (M, C)
+        return self.outputs.std[:, self.means]  # (M, T)
 
     @property
     def is_subnet_posterior(self) -> bool:
@@ -54,16 +53,20 @@ class Absent:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Quantities that all predictions are compared with; tensors are (M, C) unless noted."""
+    """Quantities that all predictions are compared with; tensors are (M, T), one column per target, unless noted."""
 
     likelihood: Likelihood
     n_train: int
-    targets: Tensor | None  # regression (M, C); classes (M,) int64
+    targets: Tensor | None  # regression (M, T); classes (M,) int64
     oracle: Tensor | None
     std_full: Tensor | None
     std_bounds: tuple[Tensor, Tensor] | None = None  # of the full posterior, if only bounds are known
     full_ipv: float | None = None
     absent: Absent = field(default_factory=Absent)
+
+    def about_targets(self, prediction: Prediction) -> Prediction:
+        """The prediction with mean and std of the outputs that predict the targets."""
+        return replace(prediction, means=self.likelihood.means(prediction.outputs.mean.shape[1]))
 
     def ipv(self, freedom: float) -> float:
         """(σ₀²/N)·tr(Ω_SS⁻¹ (AᵀA)_SS); σ₀² = 1 for classification."""

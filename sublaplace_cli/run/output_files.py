@@ -122,7 +122,7 @@ def prediction_lines(run: Run, prediction: Prediction, known: Comparison, label:
     if known.targets is not None:
         columns["target"] = known.targets if known.targets.ndim == 2 else known.targets.unsqueeze(1).expand_as(mean)
     for i, sample in enumerate(prediction.samples if prediction.samples is not None else (), start=1):
-        columns[f"sample_{i}"] = sample
+        columns[f"sample_{i}"] = sample[:, prediction.means]
     values = {name: tensor.cpu().tolist() for name, tensor in columns.items()}
     for i, row in enumerate(split.rows.tolist()):
         for c in range(mean.shape[1]):

@@ -21,7 +21,7 @@ class Likelihood(Protocol):
 
     @property
     def noise_variance(self) -> float | None:
-        """σ₀²; None if the likelihood has none."""
+        """σ₀², the same at every row; None if the likelihood has none."""
         return None
 
     calibration_axes: ClassVar[tuple[str, str]]  # labels of the two axes of `calibration`
@@ -40,6 +40,14 @@ class Likelihood(Protocol):
     def kernel_root(self, f: Tensor) -> Tensor | None:
         """W without the noise variance; None if that is the identity."""
         return self.root(f)
+
+    def means(self, n_outputs: int) -> slice:
+        """The outputs that predict the targets; any others say how the targets vary around them."""
+        return slice(None)
+
+    def noise(self, outputs: Gaussian) -> Tensor | None:
+        """Variance of the targets around their means at each row (M, T); None if the targets are no measurements."""
+        return None
 
     def check_outputs(self, n_outputs: int) -> None:
         """Refuse a network whose outputs cannot be this likelihood's f."""

@@ -26,7 +26,8 @@ def full_prediction(problem: Problem, known: Comparison) -> Prediction:
         return Prediction(FULL, p, Gaussian(f, covariance), problem.full.freedom)
 
     def write(made: Prediction) -> Content:
-        return content_of(made, replace(known, std_full=made.std if run.job.compares_with_full else None))
+        std_full = known.about_targets(made).std if run.job.compares_with_full else None
+        return content_of(made, replace(known, std_full=std_full))
 
     key = prediction_key(run, FULL, p, step="full")
     return run.store.get(key, make, lambda artifact: read_prediction(run, artifact, f), write).value

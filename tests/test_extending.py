@@ -80,7 +80,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import nn
 
 from ..gaussian import Gaussian
 
@@ -116,12 +115,6 @@ class Poisson:
 
     def fit_terms(self, f, targets):
         return None, -float(self.nll(Gaussian.certain(f), targets).sum())
-
-    def loss(self):
-        return nn.PoissonNLLLoss(reduction="sum"), 1.0
-
-    def loss_targets(self, targets, dtype):
-        return targets.to(dtype)
 
     def log_probabilities(self, outputs):
         return None

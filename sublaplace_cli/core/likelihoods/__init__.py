@@ -9,8 +9,7 @@ To add one:
 from typing import ClassVar, Protocol, Self
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..gaussian import Gaussian
 from .links import Link
@@ -57,12 +56,6 @@ class Likelihood(Protocol):
 
     def fit_terms(self, f: Tensor, targets: Tensor) -> tuple[float | None, float]:
         """(Σ(y − f)² or None, log-likelihood if that sum is None): the terms of the evidence that measure the fit."""
-
-    def loss(self) -> tuple[nn.Module, float]:
-        """A loss whose Hessian is H up to a factor, and that factor."""
-
-    def loss_targets(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
-        """Targets in the form that `loss` takes; floating-point ones in this dtype."""
 
     def log_probabilities(self, outputs: Gaussian) -> Tensor | None:
         """Log-probabilities of the classes (M, classes); None if there are no classes."""

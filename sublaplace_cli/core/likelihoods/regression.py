@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..gaussian import Gaussian
 from .gaussian_noise import GaussianNoise
@@ -31,12 +31,6 @@ class Regression(GaussianNoise):
 
     def fit_terms(self, f: Tensor, targets: Tensor) -> tuple[float, float]:
         return float((targets - f).square().sum()), 0.0
-
-    def loss(self) -> tuple[nn.Module, float]:
-        return nn.MSELoss(reduction="sum"), 0.5 / self.noise_variance
-
-    def loss_targets(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
-        return targets.to(dtype)
 
     def noise(self, outputs: Gaussian) -> Tensor:
         return torch.full_like(outputs.mean, self.noise_variance)

@@ -23,7 +23,7 @@ from cases import CASES, Case  # noqa: E402
 from second_device import DeviceTensor, MixedDevicesError, SecondDevice, install  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from sublaplace_cli.catalog import METHODS, TASKS, load  # noqa: E402
+from sublaplace_cli.catalog import METHODS, TASKS, load, task_of  # noqa: E402
 from sublaplace_cli.core.gaussian import Gaussian  # noqa: E402
 from sublaplace_cli.core.jacobian import conv  # noqa: E402
 from sublaplace_cli.core.jacobian.capture import Capture, prepare_capture  # noqa: E402
@@ -115,7 +115,7 @@ def numbers(case: Case, made: tuple, v: Tensor, device: torch.device) -> Numbers
                 found.put(f"block {block.start} {key} {name}", tensor)
             found.put(f"block {block.start} dense {name}", block.dense().values)
     sigma2 = 0.3 if case.task == "regression" else 1.0
-    likelihood = load(TASKS[case.task].entry)().with_noise(sigma2)
+    likelihood = load(task_of(case.task, case.outputs).entry)().with_noise(sigma2)
     S = torch.randperm(layout.size, generator=torch.Generator().manual_seed(1))[:FEW].to(device)
     for form, make in {"kept": kept, "expanded": expanded, "recomputed": recomputed}.items():
         held, held_test = make(capture, train), make(capture, test)

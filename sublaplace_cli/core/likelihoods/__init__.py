@@ -2,7 +2,7 @@
 
 To add one:
 1. write a class with the members of `Likelihood` in a file of this folder (as a subclass, it inherits the defaults),
-2. add one line to `catalog.TASKS`,
+2. add one line to `catalog.TASKS`, or to `catalog.OUTPUTS` if it reads other outputs for a known task,
 3. add a case to the tests; the spec, the metrics, tuning and the references use it from then on.
 """
 

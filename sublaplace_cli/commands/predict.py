@@ -56,6 +56,9 @@ def _check_posterior(run: Run, artifact: Artifact) -> None:
     spec, fitted_with = run.project.spec.model_dump(mode="json", by_alias=True), meta["spec"]
     if fitted_with["task"] != spec["task"]:
         raise UserError(f"{where}: its task is {fitted_with['task']}, that of the spec is {spec['task']}")
+    if fitted_with.get("outputs") != spec["outputs"]:
+        theirs, own = (name or "the usual ones" for name in (fitted_with.get("outputs"), spec["outputs"]))
+        raise UserError(f"{where}: its outputs are {theirs}, those of the spec are {own}")
     for section, key in (("model", "build"), ("model", "wrap"), ("data", "transforms"), ("data", "standardise")):
         theirs = fitted_with[section].get(key)
         if spec[section].get(key) != theirs:

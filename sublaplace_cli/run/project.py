@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import __version__
-from ..catalog import TASKS, load
+from ..catalog import load, task_of
 from ..core.likelihoods import Likelihood
 from ..core.network.layout import Layout
 from ..errors import UserError
@@ -37,8 +37,8 @@ class Project:
 
     @property
     def likelihood(self) -> Callable[[], Likelihood]:
-        """The class of the task's likelihood."""
-        return load(TASKS[self.spec.task].entry)
+        """The class of the likelihood, by task and outputs."""
+        return load(task_of(self.spec.task, self.spec.outputs).entry)
 
     def resolve(self, value: str, field: str) -> Path:
         return self.loaded.resolve(value, field, self.options.allow_outside)
@@ -127,6 +127,7 @@ def provenance_of(identity: dict[str, Any], rescale: str, link: str | None, job:
     """What a result was made from, and what two results must share to be compared."""
     spec = _without_paths(identity["spec"])
     rows = [identity["data"], spec["data"], spec["task"], spec["model"].get("wrap")]
+    rows += [] if spec["outputs"] is None else [spec["outputs"]]  # so that the usual ones keep their baselines
     oracle = None if identity["oracle"] is None else digest_of([identity["oracle"], spec["oracle"]])
     return {
         "tool": __version__,
@@ -137,6 +138,7 @@ def provenance_of(identity: dict[str, Any], rescale: str, link: str | None, job:
         "data_sha256": identity["data"],
         "rows_sha256": digest_of(rows),
         "oracle_sha256": oracle,
+        "outputs": spec["outputs"],
         "rescale": rescale,
         "link": link,
         "dtype": job.compute.dtype,

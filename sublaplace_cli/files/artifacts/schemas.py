@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 from torch import Tensor
 
-from ...catalog import FULL, LINKS, METHODS, TASKS
+from ...catalog import FULL, LINKS, METHODS, OUTPUTS, TASKS
 from ..spec.data import StandardiseSpec
 from ..spec.models import WrapSpec
 from ..spec.part import described
@@ -124,6 +124,7 @@ class SpecFacts(Checked):
     """The part of the spec that is read from an artifact."""
 
     task: Literal[tuple(TASKS)]  # type: ignore[valid-type]
+    outputs: str | None = None
     model: ModelFacts
     data: DataFacts
 
@@ -195,8 +196,11 @@ class FullPosteriorData(RunMetadata):
 
     @model_validator(mode="after")
     def _noise_belongs_to_the_task(self) -> Self:
-        if TASKS[self.spec.task].labels != (self.noise_variance is None):
-            raise ValueError(f"its noise_variance is {self.noise_variance}, but its task is {self.spec.task}")
+        task, outputs = self.spec.task, self.spec.outputs
+        known = TASKS[task] if outputs is None else OUTPUTS.get((task, outputs))
+        if known is None or known.one_noise != (self.noise_variance is not None):
+            named = task if outputs is None else f"{task}, its outputs are {described(outputs)}"
+            raise ValueError(f"its noise_variance is {self.noise_variance}, but its task is {named}")
         return self
 
 
@@ -292,8 +296,5 @@ def _first_problem(error: ValidationError) -> str:
     if found["type"] == "missing":
         return f"its metadata have no '{field}'"
     message = found["msg"].removeprefix("Value error, ")
-    return (
-        f"{field}: {message}, got {described(found['input'])}"
-        if field and "error" not in found.get("ctx", {})
-        else message
-    )
+    is_our_own = "error" in found.get("ctx", {})
+    return message if is_our_own or not field else f"{field}: {message}, got {described(found['input'])}"

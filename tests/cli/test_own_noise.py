@@ -152,7 +152,7 @@ def left_out_stds(project: Project, S: list[int]) -> torch.Tensor:
 
 
 def test_rescaling_is_fitted_for_the_means(tool: Tool, project: Project) -> None:
-    """√c is the weighted median of σ_full/σ over the left-out rows; log-variances have another unit: they don't count."""
+    """√c is the weighted median of σ_full/σ over the left-out rows. Log-variances have another unit: none counts."""
     rows = evaluate(tool, project, "--method", "gradient,norm,constant", "--k", 9, "--rescale", "scale")["rows"]
     J, H, _ = omega_of(project)
     S = reference.gradient_selection(reference.data_term(J, H).diagonal(), torch.ones(project.size), 9)

@@ -119,6 +119,7 @@ class Predictor:
         memory = int(devices.free_memory(device) * devices.SAFE_SHARE)
         layout = Layout.of(self._model)
         capture = prepare_capture(self._model, layout, evenly_spaced(inputs, SAMPLE_ROWS), memory)
+        self._likelihood.check_outputs(capture.n_outputs)
         fitted = read_fitted(artifact, layout.size, capture.n_outputs, device, memory)
         if fitted.rescale.b:
             return partial(_all_columns, capture, fitted, read_prior(artifact, layout, device)[1])

@@ -23,15 +23,15 @@ class Prediction:
     own_mean: bool = False  # the mean is not that of the network
     means: slice = field(
         default_factory=lambda: slice(None)
-    )  # the T outputs that predict the targets: metrics are about these
+    )  # the D outputs that predict the targets: metrics are about these
 
     @property
     def mean(self) -> Tensor:
-        return self.outputs.mean[:, self.means]  # (M, T)
+        return self.outputs.mean[:, self.means]  # (M, D)
 
     @property
     def std(self) -> Tensor:
-        return self.outputs.std[:, self.means]  # (M, T)
+        return self.outputs.std[:, self.means]  # (M, D)
 
     @property
     def is_subnet_posterior(self) -> bool:
@@ -53,11 +53,11 @@ class Absent:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Quantities that all predictions are compared with; tensors are (M, T), one column per target, unless noted."""
+    """Quantities that all predictions are compared with; tensors are (M, D), one column per target, unless noted."""
 
     likelihood: Likelihood
     n_train: int
-    targets: Tensor | None  # regression (M, T); classes (M,) int64
+    targets: Tensor | None  # regression (M, D); classes (M,) int64
     oracle: Tensor | None
     std_full: Tensor | None
     std_bounds: tuple[Tensor, Tensor] | None = None  # of the full posterior, if only bounds are known

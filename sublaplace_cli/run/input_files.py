@@ -69,7 +69,7 @@ def _from_artifact(run: Run, path: Path) -> Chosen:
 
 
 def oracle_outputs(run: Run) -> Tensor | None:
-    """What the oracle predicts for the targets of the test rows (M, T) float64; None if the spec names none."""
+    """What the oracle predicts for the targets of the test rows (M, D) float64; None if the spec names none."""
     oracle = run.project.spec.oracle
     if oracle is None:
         return None

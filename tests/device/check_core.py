@@ -51,6 +51,7 @@ FEW = 40  # parameters of the sub-networks
 CHECKED = {
     "mlp": ["equal"],
     "mlp-3-outputs": ["tiny"],
+    "mlp-own-noise": ["equal"],
     "conv-binary": ["equal"],
     "conv-multiclass": ["unequal"],
     "attention": ["equal"],
@@ -183,11 +184,11 @@ def _posteriors(
     diagonal = DiagonalPosterior(precision.prior, precision.data_diagonal(), MEMORY)
     covariance["diagonal"] = diagonal.covariance(test)
     found.put("diagonal freedom", diagonal.freedom)
-    std_full = Gaussian(test.outputs, covariance["full"]).std
-    known = Comparison(likelihood, len(precision.root), y, test.outputs + 0.1, std_full)
+    own_means = Gaussian(test.outputs, covariance["full"]).some(likelihood.means(test.outputs.shape[1]))
+    known = Comparison(likelihood, len(precision.root), y, own_means.mean + 0.1, own_means.std)
     for name, values in covariance.items():
         found.put(f"{name} covariance", values)
-        prediction = Prediction(name, None, Gaussian(test.outputs, values), full.freedom)
+        prediction = known.about_targets(Prediction(name, None, Gaussian(test.outputs, values), full.freedom))
         for metric in METRICS.values():
             try:
                 found.put(f"{name} {metric.name}", load(f"{metric.module}:{metric.name}")(prediction, known))

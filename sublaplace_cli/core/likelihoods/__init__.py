@@ -45,7 +45,7 @@ class Likelihood(Protocol):
         return slice(None)
 
     def noise(self, outputs: Gaussian) -> Tensor | None:
-        """Variance of the targets around their means at each row (M, T); None if the targets are no measurements."""
+        """Variance of the targets around their means at each row (M, D); None if the targets are no measurements."""
         return None
 
     def check_outputs(self, n_outputs: int) -> None:

@@ -24,7 +24,7 @@ class GaussianNoise(Likelihood):
 
     @abstractmethod
     def noise(self, outputs: Gaussian) -> Tensor:
-        """Variance of the targets around their means (M, T)."""
+        """Variance of the targets around their means (M, D)."""
 
     def check_targets(self, targets: np.ndarray, rows: np.ndarray, n_outputs: int, split: str) -> None:
         n_means = len(range(n_outputs)[self.means(n_outputs)])
@@ -33,7 +33,7 @@ class GaussianNoise(Likelihood):
             raise UserError(found if n_means == n_outputs else f"{found}: {n_means} means")
 
     def errors(self, outputs: Gaussian, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """(y − mean, √(σ² + noise)): the second is the standard deviation of a new observation (M, T)."""
+        """(y − mean, √(σ² + noise)): the second is the standard deviation of a new observation (M, D)."""
         own = outputs.some(self.means(outputs.mean.shape[1]))
         return targets - own.mean, torch.sqrt(own.std.square() + self.noise(outputs))
 

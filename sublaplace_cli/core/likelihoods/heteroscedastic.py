@@ -14,7 +14,7 @@ LARGEST_LOG_VARIANCE = 230.0  # either way: noise variances from 1e-100 to 1e100
 
 @dataclass(frozen=True)
 class Heteroscedastic(GaussianNoise):
-    """y ~ N(μ, e^s) for each of T targets; the 2T outputs are all means, then all log-variances: f = [μ, s]."""
+    """y ~ N(μ, e^s) for each of D targets; the 2D outputs are all means, then all log-variances: f = [μ, s]."""
 
     def means(self, n_outputs: int) -> slice:
         return slice(n_outputs // 2)
@@ -22,7 +22,7 @@ class Heteroscedastic(GaussianNoise):
     def root(self, f: Tensor) -> Tensor:
         """H = diag(e^(−s), ½), expected over y: the Hessian at one y may be indefinite, this one never is."""
         s = _log_variance(f)
-        return torch.diag_embed(torch.cat([torch.exp(-s / 2), torch.full_like(s, 0.5**0.5)], dim=1))  # (N, 2T, 2T)
+        return torch.diag_embed(torch.cat([torch.exp(-s / 2), torch.full_like(s, 0.5**0.5)], dim=1))  # (N, 2D, 2D)
 
     def check_outputs(self, n_outputs: int) -> None:
         if n_outputs % 2:
@@ -42,7 +42,7 @@ class Heteroscedastic(GaussianNoise):
 
 
 def _log_variance(f: Tensor) -> Tensor:
-    """s (N, T) of the outputs [μ, s]."""
+    """s (N, D) of the outputs [μ, s]."""
     s = f[:, f.shape[1] // 2 :].double()
     largest = float(s.abs().max())
     if not largest <= LARGEST_LOG_VARIANCE:

@@ -189,6 +189,34 @@ def test_a_temperature_is_fitted_in_folds(tool: Tool, make) -> None:
     assert result["references"][1]["nll"] == pytest.approx(expected.mean(), abs=1e-4)
 
 
+def test_the_noise_of_held_out_rows(tool: Tool, make) -> None:
+    """The residuals of training rows are too small; those of validation rows are not."""
+    project = make("regression", rows=ROWS)
+    spec = project.spec["data"]
+    spec["splits"] |= {"test": {"rows": "22:60"}, "validation": {"rows": "60:"}}
+    project.use(data=spec, posterior={"noise_variance": {"from": "validation"}})
+    result = tool("evaluate", *options(project, "--json"), cwd=project.folder).json()
+    x, y = project.tensors()
+    residual = y[60:] - project.model.double()(x[60:]).detach()
+    assert result["noise_variance"] == pytest.approx(float(residual.square().mean()), rel=1e-9)
+    fitted = tool("fit", "--k", K, "--dtype", "float64", "--json", cwd=project.folder).json()
+    assert fitted["noise_variance"] == result["noise_variance"]
+
+
+def test_marglik_is_no_guide_to_a_network_that_knows_its_training_rows(tool: Tool, make) -> None:
+    project = make("binary", rows=ROWS)
+    project.use(posterior={"prior_precision": "marglik"})
+    warning = "marglik is no guide here"
+    assert warning not in tool("evaluate", "--k", K, cwd=project.folder).err
+    known = (project.model(project.tensors()[0].float()).detach() > 0).long()
+    project.y[:22] = known[:22].numpy()
+    assert 0 < project.y[:22].sum() < 22
+    project.write_csv("data.csv", ["a", "b", "c", "y0"], np.hstack([project.x, project.y]))
+    err = tool("evaluate", "--k", K, cwd=project.folder).err
+    assert f"{warning}: the network classifies all 22 training rows correctly" in err
+    assert "--rescale calibrated" in err
+
+
 def test_draws_are_calibrated_too(tool: Tool, larger: Project) -> None:
     path = larger.folder / "draws.jsonl"
     run = tool("evaluate", *options(larger, "--samples", 400, "--predictions", path), cwd=larger.folder)

@@ -20,6 +20,7 @@ class ClassLikelihood(Likelihood):
 
     link: Link = "integral"
     calibration_axes: ClassVar[tuple[str, str]] = ("mean probability of the top class", "accuracy")
+    risk_label: ClassVar[str] = "error rate"
 
     def with_link(self, link: Link) -> Self:
         return replace(self, link=link)
@@ -44,6 +45,15 @@ class ClassLikelihood(Likelihood):
         filled = bins.unique().tolist()
         x = [float(confidence[bins == number].mean()) for number in filled]
         return x, [float(correct[bins == number].mean()) for number in filled]
+
+    def uncertainty(self, outputs: Gaussian) -> Tensor:
+        """1 − the top class' probability, as the sum of the others: a difference to 1 would lose its digits."""
+        log_p = self.log_probabilities(outputs)
+        return log_p.scatter(1, log_p.argmax(1, keepdim=True), -torch.inf).exp().sum(1)
+
+    def risk(self, outputs: Gaussian, targets: Tensor) -> Tensor:
+        """1 where the most probable class is not the true one, else 0."""
+        return (self.log_probabilities(outputs).argmax(1) != targets).double()
 
 
 def squared_errors(probabilities: Tensor, targets: Tensor) -> Tensor:

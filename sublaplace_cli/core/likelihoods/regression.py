@@ -21,6 +21,7 @@ class Regression(Likelihood):
 
     noise_variance: float = 1.0
     calibration_axes: ClassVar[tuple[str, str]] = ("nominal coverage of the targets", "empirical coverage")
+    risk_label: ClassVar[str] = "mean squared error"
 
     def with_noise(self, sigma2: float) -> Self:
         return replace(self, noise_variance=sigma2)
@@ -66,3 +67,12 @@ class Regression(Likelihood):
         z = ((targets - outputs.mean) / self.total_std(outputs.std)).abs().flatten()
         limits = [math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) for level in LEVELS]
         return list(LEVELS), [float((z <= limit).double().mean()) for limit in limits]
+
+    def uncertainty(self, outputs: Gaussian) -> Tensor:
+        """√(σ² + σ₀²) − σ₀, mean over outputs: the order of the total std, where a small σ keeps its digits."""
+        noise = math.sqrt(self.noise_variance)
+        return (outputs.std.square() / (self.total_std(outputs.std) + noise)).mean(1)
+
+    def risk(self, outputs: Gaussian, targets: Tensor) -> Tensor:
+        """(y − f)², mean over outputs."""
+        return (targets - outputs.mean).square().mean(1)

@@ -50,6 +50,9 @@ METHODS = {
     "magnitude": _selector("magnitude", "k largest |θ|"),
     "variance": _selector("variance", "largest gain in variance over the reference rows", pooled=True),
     "full": _reference("full", "full linearized Laplace, through the Gram kernel", needs_full=True),
+    "temperature": _reference(
+        "temperature", "the network alone with a temperature fitted to held-out rows", needs_gradients=False
+    ),
     "map": _reference("map", "no posterior: the network alone", needs_gradients=False),
     "kfac": _reference("kfac", "Kronecker-factored Laplace (extra [kfac])"),
     "ensemble": _reference("ensemble", "the variance over the networks in ensemble.checkpoints", needs_gradients=False),
@@ -78,7 +81,8 @@ TASKS = {
     "multiclass": Task("sublaplace_cli.core.likelihoods.multiclass:Multiclass", labels=True),
 }
 
-RESCALES = ("none", "scale", "hybrid")
+CALIBRATED = "calibrated"  # by targets of held-out rows; the other rescalings are fitted to the full posterior
+RESCALES = ("none", "scale", "hybrid", CALIBRATED)
 LINKS = ("integral", "mean-field", "probit")  # from uncertain logits to class probabilities
 
 FORMATS = {

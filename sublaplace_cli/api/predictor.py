@@ -26,7 +26,7 @@ from ..files.data.datasets import Preparation
 from ..files.data.transforms import compile_steps
 from ..files.reading import reading
 from ..files.spec.data import DataSpec
-from ..run.posteriors import Fitted, open_posterior, read_fitted, read_prior, scales_of
+from ..run.posteriors.fitting import Fitted, open_posterior, read_fitted, read_prior, scales_of
 from ..run.rows.passes import parts_of
 from ..run.run import parameter_table
 

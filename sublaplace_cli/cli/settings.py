@@ -38,7 +38,7 @@ _COMMON = (
 )
 _EVALUATE = (
     *("method", "k", "predictions", "full", "full_rows", "plot", "plot_kind", "report", "fail_if", "baseline"),
-    *("max_regression", "significant", "posterior", "samples", "retain", "rescale", "link"),
+    *("max_regression", "significant", "posterior", "samples", "retain", "rescale", "folds", "link"),
 )
 
 
@@ -68,7 +68,7 @@ COMMANDS = {
     ),
     "fit": Command(
         "Fit the posterior over the chosen parameters.",
-        ("method", "k", "indices", "retain", "rescale", "link", *_COMMON),
+        ("method", "k", "indices", "retain", "rescale", "folds", "link", *_COMMON),
         ("sublaplace fit --method gradient --k 1000", "sublaplace fit --indices indices.npy"),
     ),
     "evaluate": Command(

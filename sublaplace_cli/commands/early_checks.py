@@ -59,12 +59,14 @@ def _check_choice(run: Run, choice: Choice) -> None:
 def _check_posterior(run: Run) -> None:
     if run.job.posterior.link is not None and run.link is None:
         raise UserError(f"--link is for classes: the task is {run.project.spec.task}")
+    if run.calibrates and run.job.posterior.posterior is None:
+        run.check_held_out(f"--rescale {run.rescale}")
     if run.link == "probit" and run.passes.n_outputs > 1:
         run.reporter.note(
             "--link probit: the probabilities depend on a constant that softmax ignores; integral and mean-field do not"
         )
     asked, calls = run.job.posterior, [choice.call for choice in run.choices]
-    if asked.full == "bracket" and (run.rescale != "none" or not any(call.selects for call in calls)):
+    if asked.full == "bracket" and (run.fitted_rescale != "none" or not any(call.selects for call in calls)):
         raise UserError(
             "--full bracket needs a sub-network without --rescale: it is the lower bound",
             hint="for example: --method gradient --k 1000 --full bracket",

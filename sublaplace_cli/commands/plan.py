@@ -13,7 +13,7 @@ from ..core.selectors.greedy import columns_room, first_width
 from ..device import peak_memory
 from ..files.artifacts.run_folder import file_stem
 from ..results.result import Listing
-from ..run.posteriors import variant
+from ..run.posteriors.fitting import variant
 from ..run.rows.row_storage import RowStorage
 from ..run.run import Run
 

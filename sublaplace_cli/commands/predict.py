@@ -9,12 +9,12 @@ from ..core.posterior.rescale import rescaled_draws
 from ..core.prediction import Absent, Comparison, Prediction
 from ..errors import UserError
 from ..files.artifacts.artifact import Artifact
-from ..results.result import Result
+from ..results.result import References, Result
 from ..run.input_files import oracle_outputs
-from ..run.posteriors import Fitted, read_fitted, read_prior
+from ..run.posteriors.fitting import Fitted, read_fitted, read_prior
 from ..run.run import Run, parameter_table
 from .evaluate import Evaluation
-from .measuring import measured_row, setup_of
+from .scoring.measuring import measured_row, setup_of
 
 
 def predict(run: Run, artifact: Artifact) -> Evaluation:
@@ -38,8 +38,8 @@ def predict(run: Run, artifact: Artifact) -> Evaluation:
     )
     result = Result(
         setup=setup_of(run, meta["n_train"], meta["noise_variance"], prior_precision),
-        provenance={**run.provenance, "rescale": fitted.rescale.kind, "link": meta["link"]},
-        full=None,
+        provenance={**run.provenance, "rescale": meta["rescaling"], "link": meta["link"]},
+        references=References(),
         rows=(measured_row(prediction, known),),
         artifacts={artifact.path.stem: str(artifact.path)},
     )
@@ -80,6 +80,7 @@ def _predict(run: Run, fitted: Fitted, prior: Tensor) -> tuple[Gaussian, Tensor 
             covariances.append(rescale.apply(posterior.column_covariance(J_S, C), outside))
             fs.append(captured.f)
             progress.advance(len(captured.f))
+    run.passes.float64_checks.report("test", split, run.passes.float64_checks.replaced_rows(split))
     f = torch.cat(fs)
     samples = f + torch.cat(draws).T.reshape(-1, *f.shape) if draws else None
     return Gaussian(f, torch.cat(covariances)), samples

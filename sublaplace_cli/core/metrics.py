@@ -34,12 +34,12 @@ def remainder(prediction: Prediction, known: Comparison) -> float:
 
 def mean_std(prediction: Prediction, known: Comparison) -> float:
     """Mean epistemic standard deviation."""
-    return float(prediction.std.mean())
+    return float(prediction.common_std.mean())
 
 
 def w2(prediction: Prediction, known: Comparison) -> Tensor:
     """|σ_full − σ|, the 2-Wasserstein distance of two Gaussians with one mean."""
-    return (_std_full(known) - prediction.std).abs().mean(1)
+    return (_std_full(known) - prediction.common_std).abs().mean(1)
 
 
 def w2_relative(prediction: Prediction, known: Comparison) -> float:
@@ -54,13 +54,13 @@ def w2_total(prediction: Prediction, known: Comparison) -> float:
     """w2 with the noise variance in both standard deviations."""
     full = _std_full(known)
     sigma2 = _required(known.likelihood.noise_variance, "there is no noise variance in classification")
-    return float((_with_noise(full, sigma2) - _with_noise(prediction.std, sigma2)).abs().mean(1).mean())
+    return float((_with_noise(full, sigma2) - _with_noise(prediction.common_std, sigma2)).abs().mean(1).mean())
 
 
 def rank(prediction: Prediction, known: Comparison) -> float:
     """Spearman's correlation of σ with σ_full over the rows; mean over outputs. It compares orders, w2 sizes."""
     why_absent = "the standard deviations are the same on all test rows: they have no order"
-    pairs = zip(prediction.std.unbind(1), _std_full(known).unbind(1), strict=True)
+    pairs = zip(prediction.common_std.unbind(1), _std_full(known).unbind(1), strict=True)
     found = [_required(rank_correlation(own, full), why_absent) for own, full in pairs]
     return sum(found) / len(found)
 
@@ -68,13 +68,15 @@ def rank(prediction: Prediction, known: Comparison) -> float:
 def w2_low(prediction: Prediction, known: Comparison) -> float:
     """The least w2 for any full posterior within the bounds."""
     low, high = _bounds(known)
-    return float(torch.maximum(low - prediction.std, prediction.std - high).clamp(min=0.0).mean(1).mean())
+    return float(torch.maximum(low - prediction.common_std, prediction.common_std - high).clamp(min=0.0).mean(1).mean())
 
 
 def w2_high(prediction: Prediction, known: Comparison) -> float:
     """The largest w2 for any full posterior within the bounds."""
     low, high = _bounds(known)
-    return float(torch.maximum((high - prediction.std).abs(), (low - prediction.std).abs()).mean(1).mean())
+    return float(
+        torch.maximum((high - prediction.common_std).abs(), (low - prediction.common_std).abs()).mean(1).mean()
+    )
 
 
 def coverage95(prediction: Prediction, known: Comparison) -> Tensor:
@@ -211,7 +213,7 @@ def _top_class(prediction: Prediction, known: Comparison) -> tuple[Tensor, Tenso
 def _uncertainty_and_risk(prediction: Prediction, known: Comparison) -> tuple[Tensor, Tensor]:
     """Of each row (M,), as the likelihood defines them."""
     likelihood, targets = known.likelihood, _targets(known)
-    return likelihood.uncertainty(prediction.outputs), likelihood.risk(prediction.outputs, targets)
+    return likelihood.uncertainty(prediction.comparable), likelihood.risk(prediction.outputs, targets)
 
 
 def _covered(error: Tensor, std: Tensor) -> Tensor:

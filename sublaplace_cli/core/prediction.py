@@ -7,6 +7,7 @@ from torch import Tensor
 from .gaussian import Gaussian
 from .likelihoods import Likelihood
 from .posterior.rescale import Rescale
+from .tuning.calibration import Calibration
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class Prediction:
     indices: Tensor | None = None  # S (k,) of a sub-network
     samples: Tensor | None = None  # draws of the outputs (count, M, C)
     own_mean: bool = False  # the mean is not that of the network
+    calibration: Calibration | None = None  # how `rescale` was fitted to held-out rows, if it was
+    common: Gaussian | None = None  # with one factor for all rows, if `outputs` has one per fold
 
     @property
     def mean(self) -> Tensor:
@@ -33,6 +36,16 @@ class Prediction:
     @property
     def std(self) -> Tensor:
         return self.outputs.std  # (M, C)
+
+    @property
+    def comparable(self) -> Gaussian:
+        """The outputs to compare rows by: factors that differ by fold would change the order of rows."""
+        return self.common or self.outputs
+
+    @property
+    def common_std(self) -> Tensor:
+        """σ to compare with other standard deviations."""
+        return self.comparable.std
 
     @property
     def is_subnet_posterior(self) -> bool:

@@ -66,8 +66,8 @@ def markdown(answer: Answer) -> str:
     lines = [f"**{_markdown_text(title(answer))}**", ""] if title(answer) else []
     lines += ["| " + " | ".join(columns) + " |", "| --- |" + " ---: |" * (len(columns) - 1)]
     lines += ["| " + " | ".join(map(_markdown_text, row)) + " |" for row in rows]
-    if checks := gate_lines(answer):
-        lines += ["", *(f"* {_markdown_text(line)}" for line in checks)]
+    if said := [*verdict_lines(answer), *gate_lines(answer)]:
+        lines += ["", *(f"* {_markdown_text(line)}" for line in said)]
     return "\n".join(lines)
 
 
@@ -84,7 +84,12 @@ def table(answer: Answer) -> str:
     out = io.StringIO()
     RichConsole(file=out, width=1000, color_system=None).print(rich_table(*short_grid(answer)))
     text = "\n".join([title(answer), *(line.rstrip() for line in out.getvalue().splitlines())]).strip("\n")
-    return "\n".join([text, *gate_lines(answer)])
+    return "\n".join([text, *verdict_lines(answer), *gate_lines(answer)])
+
+
+def verdict_lines(answer: Answer) -> list[str]:
+    """Whether a posterior helps, in sentences; none for a listing or a sweep."""
+    return [] if isinstance(answer, Listing) else [visible(line) for line in answer.verdict]
 
 
 def rich_table(columns: list[str], rows: list[list[str]]) -> Any:
@@ -146,9 +151,10 @@ def short_grid(answer: Answer, width: int | None = None) -> tuple[list[str], lis
 
 
 def _all_rows(result: Result) -> list[dict[str, Any]]:
-    """The rows, then the means of a sweep, last the full posterior if it is not among them."""
+    """The rows, then the means of a sweep, the references, last the full posterior if it is not among them."""
     means, label = (result.mean, {"checkpoint": "mean"}) if isinstance(result, SweepResult) else ((), {})
     rows = [row.as_dict() for row in result.rows] + [{**label, **row.as_dict()} for row in means]
+    rows += [{**label, **row.as_dict()} for row in result.references.rivals]
     if result.full is not None and not any(row.method == FULL for row in result.rows):
         rows.append({**label, **result.full.as_dict()})
     return rows

@@ -73,17 +73,29 @@ class Setup:
 
 
 @dataclass(frozen=True)
+class References:
+    """Rows that every method is compared with; no limit applies to them."""
+
+    full: Row | None = None  # the full posterior
+    rivals: tuple[Row, ...] = ()  # predictions without a posterior
+
+
+@dataclass(frozen=True)
 class Result:
     """The result of `evaluate` on one network."""
 
     setup: Setup
     provenance: Mapping[str, Any]
-    full: Row | None
+    references: References
     rows: tuple[Row, ...]
     gate: "Gate | None" = None
-    details: Mapping[str, Any] = field(default_factory=dict)  # "tuned" and "bracket", if present
+    details: Mapping[str, Any] = field(default_factory=dict)  # "tuned", "calibration", "verdict", "bracket", if present
     artifacts: Mapping[str, str] = field(default_factory=dict)
     seconds: Mapping[str, float] | None = None  # None: not part of the JSON
+
+    @property
+    def full(self) -> Row | None:
+        return self.references.full
 
     @property
     def compared_rows(self) -> tuple[Row, ...]:
@@ -93,6 +105,11 @@ class Result:
     def bracket(self) -> Any:
         """How the bounds of the full posterior were computed; None without bounds."""
         return self.details.get("bracket")
+
+    @property
+    def verdict(self) -> Sequence[str]:
+        """Whether a posterior helps, in sentences."""
+        return self.details.get("verdict", {}).get("text", ())
 
     def reproducible(self) -> Self:
         """The part that is the same for the same inputs: no times, no folders."""
@@ -106,6 +123,7 @@ class Result:
             "provenance": dict(self.provenance),
             "full": None if self.full is None else self.full.as_dict(),
             "rows": [row.as_dict() for row in self.rows],
+            "references": [row.as_dict() for row in self.references.rivals],
             **self._over_runs(),
             "gate": None if self.gate is None else self.gate.as_dict(),
             **self.details,

@@ -112,11 +112,15 @@ class PosteriorOptions:
     rescale: Annotated[
         str | None,
         Text(
-            "correct for what a sub-network leaves out: none, scale or hybrid; default: as the spec says, else none",
+            "correct the size of the variances: calibrated (by targets of held-out rows), scale or hybrid (by the full "
+            "posterior) or none; default: as the spec says, else none",
             "KIND",
             RESCALES,
         ),
     ] = None
+    folds: Annotated[
+        int, Text("without a validation split, calibrate each of so many parts of the test rows on the others", "N")
+    ] = 5
     link: Annotated[
         str | None,
         Text(

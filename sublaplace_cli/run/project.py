@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import __version__
-from ..catalog import TASKS, load
+from ..catalog import CALIBRATED, TASKS, load
 from ..core.likelihoods import Likelihood
 from ..core.network.layout import Layout
 from ..errors import UserError
@@ -121,6 +121,33 @@ def _is_open(project: Project) -> bool:
     prior = posterior.prior_precision
     values = list(prior.values()) if isinstance(prior, dict) else [prior]
     return posterior.noise_variance == "marglik" or any(not isinstance(value, (int, float)) for value in values)
+
+
+def split_names(job: Job, project: Project, with_train: bool) -> list[str]:
+    """The names in order; without the training rows if a stored posterior predicts."""
+    posterior = project.spec.posterior
+    needed, welcome = job.split_names()
+    names = [*(["train"] if with_train else []), *needed, *(name for name in welcome if _has(project, name))]
+    if with_train:
+        names += _held_out(job, project)
+    if getattr(posterior.noise_variance, "from_", None) == "test":
+        names.append("test")
+    return list(dict.fromkeys(names))
+
+
+def _held_out(job: Job, project: Project) -> list[str]:
+    """Splits whose targets a calibration or a tuned prior is fitted to."""
+    posterior, has_validation = project.spec.posterior, _has(project, "validation")
+    if hasattr(posterior.prior_precision, "tune"):
+        return ["validation"]
+    if job.command in ("fit", "evaluate") and (job.posterior.rescale or posterior.rescale) == CALIBRATED:
+        return ["validation" if has_validation else "test"]
+    is_compared = job.command == "evaluate" and TASKS[project.spec.task].labels  # with a temperature
+    return ["validation"] if has_validation and is_compared else []
+
+
+def _has(project: Project, name: str) -> bool:
+    return getattr(project.spec.data.splits, name, None) is not None
 
 
 def provenance_of(identity: dict[str, Any], rescale: str, link: str | None, job: Job) -> dict[str, Any]:

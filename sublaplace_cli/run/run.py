@@ -16,13 +16,12 @@ from torch import Tensor
 
 from .. import __version__
 from .. import device as devices
-from ..catalog import LINKS, TASKS
+from ..catalog import CALIBRATED, LINKS, TASKS
 from ..core.jacobian.capture import SAMPLE_ROWS, prepare_capture
 from ..core.likelihoods import Likelihood
 from ..core.likelihoods.links import Link
 from ..core.network.forward import last_linear
 from ..core.network.layout import Layout, network_digest
-from ..core.posterior.rescale import Kind
 from ..core.workers import WorkerGroup
 from ..errors import UserError
 from ..files.artifacts.run_folder import default_folder, fingerprint
@@ -31,7 +30,7 @@ from ..files.spec.loading import LoadedSpec
 from ..reporter import Reporter
 from ..sizes import format_bytes
 from .job import Choice, Job
-from .project import Project, identity_of, prior_vector, provenance_of
+from .project import Project, identity_of, prior_vector, provenance_of, split_names
 from .rows.passes import InputReader, Passes, parts_of
 from .rows.row_shards import RowSource
 from .rows.row_storage import RowStorage
@@ -81,9 +80,31 @@ class Run:
         return tuple(choice.for_network(self.layout.size) for choice in self.job.choices)
 
     @property
-    def rescale(self) -> Kind:
+    def rescale(self) -> str:
         """The option if set, otherwise the value of the spec."""
-        return cast(Kind, self.job.posterior.rescale or self.project.spec.posterior.rescale)
+        return self.job.posterior.rescale or self.project.spec.posterior.rescale
+
+    @property
+    def calibrates(self) -> bool:
+        return self.rescale == CALIBRATED
+
+    @property
+    def fitted_rescale(self) -> str:
+        """The rescaling that is fitted to training rows; a calibration is applied to finished predictions."""
+        return "none" if self.calibrates else self.rescale
+
+    @property
+    def held_out(self) -> str:
+        """The split whose targets a calibration is fitted to."""
+        return "validation" if "validation" in self.splits.by_name else "test"
+
+    def check_held_out(self, who: str) -> None:
+        """Refuse a calibration without targets, or with fewer test rows than folds."""
+        split, folds = self.split(self.held_out), self.job.posterior.folds
+        if split.targets is None:
+            raise UserError(f"{who}: the {self.held_out} rows have no targets to calibrate on")
+        if self.held_out == "test" and len(split) < folds:
+            raise UserError(f"{who}: {len(split)} test rows are too few for --folds {folds}")
 
     @property
     def link(self) -> Link | None:
@@ -190,7 +211,7 @@ def _checked_run(
     if not layout.parameters:
         raise UserError("the model has no trainable parameter", hint="check requires_grad in the code that builds it")
     prior_vector(project.spec.posterior.prior_precision, layout, project.loaded.path)  # refuses a wrong glob early
-    names = _split_names(job, project, scales)
+    names = split_names(job, project, with_train=scales is None)
     splits = load_splits(project.spec, names, project.resolve, project.memory, scales)
     first = next(iter(splits.values()))  # the training rows, if they are read
     reader = InputReader.for_model(model, first, device)
@@ -209,20 +230,10 @@ def _checked_run(
     origins = {name: origin_of(project.spec.data, name) for name in ("train", "reference", *splits)}
     by_origin = {origins[name]: split for name, split in splits.items()}
     passes = Passes(model, reader, capture, reporter)
+    passes.float64_checks.try_out(by_origin[origins[first.name]])
     return Run(
         job, project, facts, Splits(splits, origins, by_origin), passes, device, memory, workers, store, reporter
     )
-
-
-def _split_names(job: Job, project: Project, scales: Scales | None) -> list[str]:
-    needed, welcome = job.split_names()
-    names = [*([] if scales is not None else ["train"]), *needed]
-    names += [name for name in welcome if getattr(project.spec.data.splits, name) is not None]
-    if hasattr(project.spec.posterior.prior_precision, "tune") and scales is None:
-        names.append("validation")
-    if getattr(project.spec.posterior.noise_variance, "from_", None) == "test":
-        names.append("test")
-    return list(dict.fromkeys(names))
 
 
 def _check_targets(likelihood: Likelihood, n_outputs: int, splits: Mapping[str, Split]) -> None:
@@ -270,7 +281,10 @@ def _require_agreement(run: Run) -> None:
         "torch": torch.__version__,
         "weights, data or options": fingerprint(run.store.identity),
         "rows": {name: len(split) for name, split in run.splits.by_name.items()},
-        "way of differentiating the network": [capture.rows_per_pass, capture.batched, blocks],
+        "way of differentiating the network": [
+            *(capture.rows_per_pass, capture.batched, blocks),
+            run.passes.float64_checks.is_possible,
+        ],
     }
     for rank, theirs in enumerate(run.workers.exchange(own)):
         for what, value in own.items():

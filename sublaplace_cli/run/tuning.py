@@ -161,7 +161,7 @@ class _Tuner:
         """The one prior precision whose posterior predicts the validation rows best."""
         run, likelihood = self.run, self.start.likelihood
         self._require_room(3, len(run.split("train")) * run.passes.n_outputs)
-        validation, train = self.rows.validation.jacobian, self.rows.train.jacobian
+        validation, train = self.rows.of("validation").jacobian, self.rows.train.jacobian
         targets = run.targets("validation")
         if targets is None:
             raise UserError("posterior.prior_precision: the validation rows have no targets to tune on")

@@ -12,7 +12,7 @@ from core.problems import random_matrix
 from scipy import integrate, stats
 
 from sublaplace_cli import catalog
-from sublaplace_cli.commands.measuring import measured_row
+from sublaplace_cli.commands.scoring.measuring import measured_row
 from sublaplace_cli.core.gaussian import Gaussian
 from sublaplace_cli.core.likelihoods.binary import Binary
 from sublaplace_cli.core.likelihoods.classes import ECE_BINS, calibration_error
@@ -257,6 +257,19 @@ def test_error_rank_of_classes_is_that_of_scipy():
     p = Multiclass().log_probabilities(spread(known.f, std)).exp()
     expected = stats.spearmanr((p.argmax(1) != known.targets).double(), 1 - p.amax(1)).statistic
     assert score(std, known).values["error_rank"] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_factors_that_differ_by_fold_do_not_order_the_rows(kind):
+    std, known = made(kind)
+    by_fold = spread(known.f, std * (1.0 + torch.arange(M) % 2).unsqueeze(1))
+    values = [
+        [score(std, known, **changes).values[name] for name in ("aurc", "error_rank")]
+        for changes in ({"outputs": by_fold, "common": spread(known.f, std)}, {"outputs": by_fold}, {})
+    ]
+    assert values[0] != values[1]
+    if known.task == "regression":  # the most probable class may change with the spread
+        assert values[0] == values[2]
 
 
 def test_a_spread_far_below_the_noise_keeps_its_order():

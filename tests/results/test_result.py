@@ -97,6 +97,7 @@ def test_a_result():
         **HEAD,
         "full": {**ROW, "method": "full", "k": 9},
         "rows": [ROW],
+        "references": [],
         "gate": None,
         "artifacts": {"scores": "/r/scores.x"},
         "seconds": {"fit": 0.5},
@@ -110,7 +111,7 @@ def test_a_result():
 def test_details_stand_between_the_gate_and_the_artifacts():
     details = {"tuned": {"prior_precision": 2.0}, "bracket": {"rows": 50, "sets": 2}}
     found = result(complete_row(), details=details)
-    expected = {**HEAD, "full": None, "rows": [ROW], "gate": None, **details, "artifacts": {}}
+    expected = {**HEAD, "full": None, "rows": [ROW], "references": [], "gate": None, **details, "artifacts": {}}
     assert text(found.as_dict()) == text(expected)
     assert found.bracket == {"rows": 50, "sets": 2}
     assert result(complete_row()).bracket is None

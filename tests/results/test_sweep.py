@@ -43,6 +43,7 @@ def test_the_json_of_a_sweep():
                 {"checkpoint": "b.pt", "seed": 0, "method": "gradient", "k": 5, "w2": 3.0, "w2_se": 0.5, "nll": None}
                 | {"why": {"nll": "no"}},
             ],
+            "references": [],
             "mean": [
                 {"method": "gradient", "k": 5, "n": 2, "w2": 2.0, "w2_se": 1.0, "nll": None, "nll_se": None}
                 | {"why": {"nll": "no"}}

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,9 +66,11 @@ def recognise(model: nn.Module, layout: Layout, sample: Inputs) -> list[Layer]:
     return layers
 
 
-def layer_blocks(model: nn.Module, layers: Sequence[Layer], C: int, inputs: Inputs) -> tuple[Tensor, list[Block]]:
-    """(f (m, C), blocks of all these layers) of a batch: one forward, one backward per output."""
-    with torch.enable_grad(), _listening(layers) as calls:
+def layer_blocks(
+    model: nn.Module, layers: Sequence[Layer], C: int, inputs: Inputs, watch: AbstractContextManager | None = None
+) -> tuple[Tensor, list[Block]]:
+    """(f (m, C), blocks of all these layers) of a batch: one forward, within `watch`, and one backward per output."""
+    with torch.enable_grad(), _listening(layers) as calls, watch or nullcontext():
         f = outputs(model, inputs)
     for layer in layers:
         seen = [len(call.a) for call in calls if call.layer.name == layer.name]

@@ -30,10 +30,6 @@ class Rescale:
     c: float | None = 1.0
     b: float = 0.0
 
-    @property
-    def kind(self) -> Kind:
-        return "hybrid" if self.b else "none" if self.c == 1.0 else "scale"  # by its effect
-
     def apply(self, own: Tensor, outside: Tensor | None) -> Tensor:
         """For variances or covariances; `outside` may be left out if b = 0."""
         scaled = (1.0 if self.c is None else self.c) * own

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 from torch import Tensor
 
-from ...catalog import FULL, LINKS, METHODS, TASKS
+from ...catalog import FULL, LINKS, METHODS, RESCALES, TASKS
 from ..spec.data import StandardiseSpec
 from ..spec.models import WrapSpec
 from ..spec.part import described
@@ -210,6 +210,7 @@ class SubnetPosteriorData(FullPosteriorData):
     form: Literal["primal", "dual"]
     rescale: NotNegative | None
     remainder: NotNegative
+    rescaling: Annotated[str, Field(pattern=f"^({'|'.join(RESCALES)})$")]
     link: Annotated[str, Field(pattern=f"^({'|'.join(LINKS)})$")] | None
     n_train: Count
     scale_shapes: dict[Literal["input", "target"], list[Size]]

@@ -48,7 +48,7 @@ def predict(inputs: ReferenceInputs) -> Prediction:
         likelihood = problem.hyperparameters.likelihood
         factors = _factors(run.passes.model, layers, likelihood, list(_batches(run, likelihood)))
         posterior = KroneckerPosterior(factors, run.layout, problem.hyperparameters.prior, run.memory)
-        covariance = posterior.covariance(problem.rows.test.jacobian)
+        covariance = posterior.covariance(inputs.rows.jacobian)
     return Prediction(inputs.name, None, Gaussian(inputs.f, covariance), posterior.freedom)
 
 

@@ -7,9 +7,12 @@ from . import ReferenceInputs
 
 
 def predict(inputs: ReferenceInputs) -> Prediction:
-    problem = inputs.problem
+    """A calibration replaces the fit to the full posterior."""
+    problem, products = inputs.problem, inputs.rows.products
+    if problem.run.calibrates:
+        return Prediction(inputs.name, None, Gaussian(inputs.f, products), None)
     sigma = problem.full_left_out.clamp(min=0.0).sqrt().flatten()
     norms = problem.train_products.diagonal(dim1=1, dim2=2).flatten()
     root = fit_scale(sigma, norms.sqrt())
     b = 0.0 if root is None else root**2
-    return Prediction(inputs.name, None, Gaussian(inputs.f, b * problem.test_products), None, Rescale(1.0, b))
+    return Prediction(inputs.name, None, Gaussian(inputs.f, b * products), None, Rescale(1.0, b))

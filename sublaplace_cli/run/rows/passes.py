@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 
 from ... import device as devices
 from ...core.jacobian.capture import Capture, Captured, joined_passes
-from ...core.network.forward import Inputs, map_inputs, outputs
+from ...core.network.forward import Inputs, evenly_spaced_numbers, outputs
 from ...errors import SublaplaceError, UserError
 from ...files.data.datasets import ArrayInputs, Split
 from ...reporter import Reporter
+from .float64_check import Float64Checks
 
 ROWS_PER_FORWARD = 128
 
@@ -54,6 +56,10 @@ class InputReader:
     def __call__(self, split: Split, start: int, stop: int) -> Inputs:
         return self._tensors(split.inputs(slice(start, stop)))
 
+    def some(self, split: Split, rows: Sequence[int]) -> Inputs:
+        """These rows, by number."""
+        return self._tensors(split.inputs(list(rows)))
+
     def _tensors(self, raw: ArrayInputs) -> Inputs:
         if isinstance(raw, dict):
             return {name: self._tensor(array) for name, array in raw.items()}
@@ -62,8 +68,7 @@ class InputReader:
         return self._tensor(raw)
 
     def evenly_spaced(self, split: Split, count: int) -> Inputs:
-        step = max(1, len(split) // count)
-        return self._tensors(split.inputs(list(range(0, len(split), step))[:count]))
+        return self.some(split, evenly_spaced_numbers(len(split), count))
 
     def outputs(self, model: nn.Module, split: Split) -> Tensor:
         """f of all rows of a split (N, C) float64, by plain forward passes."""
@@ -89,6 +94,7 @@ class Passes:
 
     def __init__(self, model: nn.Module, reader: InputReader, capture: Capture, reporter: Reporter) -> None:
         self.model, self.reader, self.capture, self.reporter = model, reader, capture, reporter
+        self.float64_checks = Float64Checks(capture, reader.some, replace(reader, dtype=torch.float64).some, reporter)
         self.most_rows = 2**62  # per pass; halved whenever memory runs out
 
     @property
@@ -99,14 +105,11 @@ class Passes:
         return self.capture.rows_of_pass(len(split))
 
     def __call__(self, split: Split, start: int, stop: int) -> Captured:
-        inputs, n_rows = self.reader(split, start, stop), stop - start
         while True:
-            rows = min(self.most_rows, n_rows)
+            rows = min(self.most_rows, stop - start)
             try:
-                if rows == n_rows:
-                    return self.capture(inputs)
-                cuts = [slice(a, a + rows) for a in range(0, n_rows, rows)]
-                return joined_passes([self.capture(map_inputs(lambda t, cut=cut: t[cut], inputs)) for cut in cuts])  # type: ignore[misc]
+                cuts = [(a, min(a + rows, stop)) for a in range(start, stop, rows)]
+                return joined_passes([self._pass(split, *cut) for cut in cuts])
             except devices.OUT_OF_MEMORY:
                 if rows == 1:
                     raise
@@ -116,3 +119,7 @@ class Passes:
             self.reporter.note(
                 f"out of memory on {self.reader.device}: continuing with passes of {rows // 2} rows instead of {rows}"
             )
+
+    def _pass(self, split: Split, start: int, stop: int) -> Captured:
+        check, inputs = self.float64_checks.of(split), self.reader(split, start, stop)
+        return self.capture(inputs) if check is None else check.captured(inputs, start)

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..core.network.layout import Layout
-from ..core.prediction import Comparison, Prediction
-from ..core.ranks import risk_coverage
-from ..results.result import Figures, LayerShare, Series
-from .evaluate import Evaluation
-from .select import layer_counts
+from ...core.network.layout import Layout
+from ...core.prediction import Comparison, Prediction
+from ...core.ranks import risk_coverage
+from ...results.result import Figures, LayerShare, Series
+from ..evaluate import Evaluation
+from ..select import layer_counts
 
 MOST_POINTS = 2000  # per method in a scatter plot: more would only overlap
 LINE_POINTS = 400  # of a line, at most
@@ -48,8 +48,8 @@ def figures_of(evaluation: Evaluation, layout: Layout) -> Figures:
 
 def _risks(prediction: Prediction, known: Comparison, targets: Tensor) -> Series:
     """Mean risk by the share of the rows that are kept; the label has its mean, the metric aurc."""
-    outputs, likelihood = prediction.outputs, known.likelihood
-    risks = risk_coverage(likelihood.uncertainty(outputs), likelihood.risk(outputs, targets)).tolist()
+    risk = known.likelihood.risk(prediction.outputs, targets)
+    risks = risk_coverage(known.likelihood.uncertainty(prediction.comparable), risk).tolist()
     M = len(risks)
     kept = sorted({math.ceil(M * i / LINE_POINTS) for i in range(1, LINE_POINTS + 1)})
     label = f"{prediction.name}, aurc {sum(risks) / M:.4g}"

@@ -71,14 +71,19 @@ class Task:
     """Facts about a task that the spec and data readers need before torch is imported."""
 
     entry: str  # "module:class" of its likelihood
-    labels: bool = False  # targets are class numbers, not measurements; there is no noise variance
+    labels: bool = False  # targets are class numbers, not measurements
     one_logit: bool = False  # two classes behind one output
+    one_noise: bool = False  # there is one noise variance for all rows, which the spec may set
 
 
 TASKS = {
-    "regression": Task("sublaplace_cli.core.likelihoods.regression:Regression"),
+    "regression": Task("sublaplace_cli.core.likelihoods.regression:Regression", one_noise=True),
     "binary": Task("sublaplace_cli.core.likelihoods.binary:Binary", labels=True, one_logit=True),
     "multiclass": Task("sublaplace_cli.core.likelihoods.multiclass:Multiclass", labels=True),
+}
+# Tasks with another meaning of the network's outputs, by the name of the task and that of the outputs.
+OUTPUTS = {
+    ("regression", "mean-and-log-variance"): Task("sublaplace_cli.core.likelihoods.heteroscedastic:Heteroscedastic"),
 }
 
 CALIBRATED = "calibrated"  # by targets of held-out rows; the other rescalings are fitted to the full posterior
@@ -120,6 +125,11 @@ DATA_FORMATS = {
     "safetensors": "sublaplace_cli.files.data.arrays:read_safetensors",
     "imagefolder": "sublaplace_cli.files.data.images:read_imagefolder",
 }
+
+
+def task_of(name: str, outputs: str | None = None) -> Task:
+    """The facts of a task; `outputs` names another meaning of the network's outputs than the usual one."""
+    return TASKS[name] if outputs is None else OUTPUTS[name, outputs]
 
 
 def load(entry: str) -> Callable[..., Any]:

@@ -49,8 +49,11 @@ def jacobian(model, inputs, n):
 
 
 def output_hessian(task, f, sigma2):
-    """H (n, C, C) of the negative log-likelihood in f."""
+    """H (n, C, C) of the negative log-likelihood in f; expected over y for means and log-variances."""
     n, C = f.shape
+    if task == "mean-and-log-variance":
+        variance = own_noise(f)
+        return torch.stack([torch.diag(torch.tensor([*(1 / r), *(0.5 for _ in r)])) for r in variance]).double()
     if task == "regression":
         return torch.eye(C).double().expand(n, C, C) / sigma2
     if task == "binary":
@@ -58,6 +61,12 @@ def output_hessian(task, f, sigma2):
         return (q * (1 - q)).reshape(n, 1, 1)
     q = torch.softmax(f, 1)
     return torch.stack([torch.diag(r) - torch.outer(r, r) + 1e-6 * torch.eye(C) for r in q]).double()
+
+
+def own_noise(f):
+    """Noise variances (n, T) of a network whose outputs are T means, then T log-variances."""
+    T = f.shape[1] // 2
+    return torch.stack([torch.exp(f[:, T + t]) for t in range(T)], 1)
 
 
 def precision(J, H, v):

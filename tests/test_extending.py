@@ -80,7 +80,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import nn
 
 from ..gaussian import Gaussian
 
@@ -100,6 +99,12 @@ class Poisson:
     def kernel_root(self, f):
         return self.root(f)
 
+    def means(self, n_outputs):
+        return slice(None)
+
+    def noise(self, outputs):
+        return None
+
     def check_outputs(self, n_outputs):
         pass
 
@@ -111,12 +116,6 @@ class Poisson:
 
     def fit_terms(self, f, targets):
         return None, -float(self.nll(Gaussian.certain(f), targets).sum())
-
-    def loss(self):
-        return nn.PoissonNLLLoss(reduction="sum"), 1.0
-
-    def loss_targets(self, targets, dtype):
-        return targets.to(dtype)
 
     def log_probabilities(self, outputs):
         return None

@@ -49,7 +49,7 @@ def evaluate(run: Run) -> Evaluation:
         std_full=None,
         absent=Absent(full="--full none", oracle="no oracle in the spec"),
     )
-    full = full_prediction(problem, test, known) if run.job.predicts_with_full else None
+    full = known.about_targets(full_prediction(problem, test, known)) if run.job.predicts_with_full else None
     if full is not None and full.freedom is not None and run.job.compares_with_full:
         known = replace(known, std_full=full.std, full_ipv=known.ipv(full.freedom))
     subnets = [choice for choice in run.choices if choice.call.selects]
@@ -59,9 +59,10 @@ def evaluate(run: Run) -> Evaluation:
     bounds = _bounds(problem, plain)
     if bounds is not None:
         absent = replace(known.absent, full="--full bracket: it lies between w2_low and w2_high")
-        known = replace(known, std_bounds=(bounds.low.sqrt(), bounds.high.sqrt()), absent=absent)
+        low, high = (each.sqrt()[:, problem.means] for each in (bounds.low, bounds.high))
+        known = replace(known, std_bounds=(low, high), absent=absent)
     predictions = _calibrated(problem, plain, chosen, known)
-    shown = rivals(problem, predictions)
+    shown = [known.about_targets(rival) for rival in rivals(problem, predictions)]
     return Evaluation(_result(problem, predictions, shown, known, full, bounds), predictions, known)
 
 
@@ -78,7 +79,7 @@ def _predictions(
         if not choice.call.selects:
             inputs = ReferenceInputs(choice.call.name, problem, rows, full)
             predictions[choice] = load(choice.call.method.entry)(inputs)
-    return tuple(predictions[choice] for choice in problem.run.choices)
+    return tuple(known.about_targets(predictions[choice]) for choice in problem.run.choices)
 
 
 def _calibrated(
@@ -103,7 +104,7 @@ def full_rows(run: Run) -> int:
 def _bounds(problem: Problem, predictions: Sequence[Prediction]) -> Bracket | None:
     if problem.run.job.posterior.full != "bracket":
         return None
-    subnets = [prediction.variance for prediction in predictions if prediction.is_subnet_posterior]
+    subnets = [prediction.outputs.variance for prediction in predictions if prediction.is_subnet_posterior]
     test, products = problem.predicted("test").jacobian, problem.predicted("test").products
     with problem.run.store.timed("bracket"):
         return bracket(problem.omega, test, products, full_rows(problem.run), subnets)
@@ -114,11 +115,12 @@ def _check_theorem_1(problem: Problem, predictions: Sequence[Prediction], full: 
     subnets = [prediction for prediction in predictions if prediction.is_subnet_posterior]
     products = problem.predicted("test").products if subnets else torch.empty(0)
     for small in subnets:
+        variance = small.outputs.variance
         if full is not None:
-            require_not_larger(small.variance, full.variance, products, small.name, "the full posterior")
+            require_not_larger(variance, full.outputs.variance, products, small.name, "the full posterior")
         for large in subnets:
             if _contains(large, small):
-                require_not_larger(small.variance, large.variance, products, small.name, large.name)
+                require_not_larger(variance, large.outputs.variance, products, small.name, large.name)
 
 
 def _contains(large: Prediction, small: Prediction) -> bool:

@@ -36,6 +36,7 @@ def predict(run: Run, artifact: Artifact) -> Evaluation:
         std_full=None,
         absent=Absent(full="--posterior: the training rows are not there", oracle="no oracle in the spec"),
     )
+    prediction = known.about_targets(prediction)
     result = Result(
         setup=setup_of(run, meta["n_train"], meta["noise_variance"], prior_precision),
         provenance={**run.provenance, "rescale": meta["rescaling"], "link": meta["link"]},
@@ -55,6 +56,9 @@ def _check_posterior(run: Run, artifact: Artifact) -> None:
     spec, fitted_with = run.project.spec.model_dump(mode="json", by_alias=True), meta["spec"]
     if fitted_with["task"] != spec["task"]:
         raise UserError(f"{where}: its task is {fitted_with['task']}, that of the spec is {spec['task']}")
+    if fitted_with.get("outputs") != spec["outputs"]:
+        theirs, own = (name or "the usual ones" for name in (fitted_with.get("outputs"), spec["outputs"]))
+        raise UserError(f"{where}: its outputs are {theirs}, those of the spec are {own}")
     for section, key in (("model", "build"), ("model", "wrap"), ("data", "transforms"), ("data", "standardise")):
         theirs = fitted_with[section].get(key)
         if spec[section].get(key) != theirs:

@@ -53,8 +53,8 @@ def w2_relative(prediction: Prediction, known: Comparison) -> float:
 def w2_total(prediction: Prediction, known: Comparison) -> float:
     """w2 with the noise variance in both standard deviations."""
     full = _std_full(known)
-    sigma2 = _required(known.likelihood.noise_variance, "there is no noise variance in classification")
-    return float((_with_noise(full, sigma2) - _with_noise(prediction.common_std, sigma2)).abs().mean(1).mean())
+    noise = _required(known.likelihood.noise(prediction.outputs), "there is no noise variance in classification")
+    return float((_with_noise(full, noise) - _with_noise(prediction.common_std, noise)).abs().mean(1).mean())
 
 
 def rank(prediction: Prediction, known: Comparison) -> float:
@@ -193,8 +193,8 @@ def _targets(known: Comparison) -> Tensor:
 
 def _errors(prediction: Prediction, known: Comparison) -> tuple[Tensor, Tensor]:
     """(y − f, √(σ² + σ₀²)) of regression."""
-    sigma2 = _required(known.likelihood.noise_variance, "a metric of regression")
-    return _targets(known) - prediction.mean, _with_noise(prediction.std, sigma2)
+    noise = _required(known.likelihood.noise(prediction.outputs), "a metric of regression")
+    return _targets(known) - prediction.mean, _with_noise(prediction.std, noise)
 
 
 def _probabilities(prediction: Prediction, known: Comparison) -> Tensor:
@@ -220,5 +220,5 @@ def _covered(error: Tensor, std: Tensor) -> Tensor:
     return (error.abs() <= Z95 * std).double().mean(1)
 
 
-def _with_noise(std: Tensor, sigma2: float) -> Tensor:
-    return torch.sqrt(std.square() + sigma2)
+def _with_noise(std: Tensor, noise: Tensor) -> Tensor:
+    return torch.sqrt(std.square() + noise)

@@ -172,6 +172,11 @@ class Problem:
         with self.run.store.timed("rescale"):
             return left_out(full, self.omega)
 
+    @property
+    def means(self) -> slice:
+        """The outputs that predict the targets, which a rescaling is fitted for."""
+        return self.hyperparameters.likelihood.means(self.run.passes.n_outputs)
+
     @cached_property
     def train_products(self) -> Tensor:
         return self.predicted("train").products

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import __version__
-from ..catalog import CALIBRATED, TASKS, load
+from ..catalog import CALIBRATED, load, task_of
 from ..core.likelihoods import Likelihood
 from ..core.network.layout import Layout
 from ..errors import UserError
@@ -37,8 +37,8 @@ class Project:
 
     @property
     def likelihood(self) -> Callable[[], Likelihood]:
-        """The class of the task's likelihood."""
-        return load(TASKS[self.spec.task].entry)
+        """The class of the likelihood, by task and outputs."""
+        return load(task_of(self.spec.task, self.spec.outputs).entry)
 
     def resolve(self, value: str, field: str) -> Path:
         return self.loaded.resolve(value, field, self.options.allow_outside)
@@ -142,7 +142,7 @@ def _held_out(job: Job, project: Project) -> list[str]:
         return ["validation"]
     if job.command in ("fit", "evaluate") and (job.posterior.rescale or posterior.rescale) == CALIBRATED:
         return ["validation" if has_validation else "test"]
-    is_compared = job.command == "evaluate" and TASKS[project.spec.task].labels  # with a temperature
+    is_compared = job.command == "evaluate" and task_of(project.spec.task).labels  # with a temperature
     return ["validation"] if has_validation and is_compared else []
 
 
@@ -154,6 +154,7 @@ def provenance_of(identity: dict[str, Any], rescale: str, link: str | None, job:
     """What a result was made from, and what two results must share to be compared."""
     spec = _without_paths(identity["spec"])
     rows = [identity["data"], spec["data"], spec["task"], spec["model"].get("wrap")]
+    rows += [] if spec["outputs"] is None else [spec["outputs"]]  # so that the usual ones keep their baselines
     oracle = None if identity["oracle"] is None else digest_of([identity["oracle"], spec["oracle"]])
     return {
         "tool": __version__,
@@ -164,6 +165,7 @@ def provenance_of(identity: dict[str, Any], rescale: str, link: str | None, job:
         "data_sha256": identity["data"],
         "rows_sha256": digest_of(rows),
         "oracle_sha256": oracle,
+        "outputs": spec["outputs"],
         "rescale": rescale,
         "link": link,
         "dtype": job.compute.dtype,

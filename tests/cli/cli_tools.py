@@ -167,13 +167,15 @@ def save(model: nn.Module, path: Path) -> None:
 class Project:
     """A folder with a spec, data and weights: an mlp 3-8-C on 30 rows, 22 of them for training."""
 
-    def __init__(self, folder: Path, task: str = "regression", outputs: int = 1, rows: int = 30) -> None:
+    def __init__(
+        self, folder: Path, task: str = "regression", outputs: int = 1, rows: int = 30, meaning: str | None = None
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.task, self.outputs = folder, task, outputs
+        self.folder, self.task, self.outputs, self.meaning = folder, task, outputs, meaning
         rng = np.random.default_rng(0)
         self.x = rng.normal(size=(rows, 3))
         classes = 2 if task == "binary" else outputs
-        self.y = rng.normal(size=(rows, outputs)) if task == "regression" else np.arange(rows)[:, None] % classes
+        self.y = rng.normal(size=(rows, self.targets)) if task == "regression" else np.arange(rows)[:, None] % classes
         names = [f"y{c}" for c in range(self.y.shape[1])]
         self.write_csv("data.csv", ["a", "b", "c", *names], np.hstack([self.x, self.y]))
         self.model = mlp([3, 8, outputs])
@@ -181,6 +183,7 @@ class Project:
         self.spec: dict[str, Any] = {
             "version": 1,
             "task": task,
+            **({} if meaning is None else {"outputs": meaning}),
             "model": {
                 "build": {"arch": "mlp", "args": {"in": 3, "hidden": [8], "out": outputs, "act": "tanh"}},
                 "weights": {"path": "model.safetensors"},
@@ -194,6 +197,16 @@ class Project:
             "posterior": {"prior_precision": 1.0},
         }
         self.save()
+
+    @property
+    def kind(self) -> str:
+        """The likelihood, as the reference calls it."""
+        return self.meaning or self.task
+
+    @property
+    def targets(self) -> int:
+        """Outputs that predict targets: half of them, if the others are log-variances."""
+        return self.outputs // (1 if self.meaning is None else 2)
 
     @property
     def size(self) -> int:

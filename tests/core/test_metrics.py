@@ -20,10 +20,11 @@ from sublaplace_cli.core.likelihoods.multiclass import Multiclass
 from sublaplace_cli.core.likelihoods.regression import Regression
 from sublaplace_cli.core.posterior.rescale import Rescale
 from sublaplace_cli.core.prediction import Absent, Comparison, Prediction
+from sublaplace_cli.core.tuning.calibration import Calibration, Factor
 from sublaplace_cli.results.result import Row
 
 M = 40
-TASKS = {"regression": 1, "regression-3": 3, "binary": 1, "multiclass": 4}
+TASKS = {"regression": 1, "regression-3": 3, "regression-own-noise": 2, "binary": 1, "multiclass": 4}
 MEANS_WITH_ERRORS = ("w2", "coverage95", "coverage95_total", "nll", "crps", "accuracy", "brier", "signed_ece")
 OF_THE_POSTERIOR = {"rescale", "remainder", "ipv", "discrepancy", "retained"}
 EVERY_KEY = {
@@ -39,10 +40,13 @@ class Known:
     task: str
     f: torch.Tensor
     comparison: Comparison
+    raw: torch.Tensor | None = None  # all outputs, if they are not those of f alone
 
     @property
-    def sigma2(self) -> float | None:
-        return self.comparison.likelihood.noise_variance
+    def sigma2(self) -> float | torch.Tensor | None:
+        """The noise variance, of all rows or of each."""
+        likelihood = self.comparison.likelihood
+        return reference.own_noise(self.raw) if self.raw is not None else likelihood.noise_variance
 
     @property
     def targets(self) -> torch.Tensor:
@@ -69,8 +73,10 @@ def made(kind: str, rows: int = M) -> tuple[torch.Tensor, Known]:
     full = random_matrix(rows, C, seed=3).abs() + 0.1
     std = full * torch.rand(rows, C, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     oracle = f + 0.8 * random_matrix(rows, C, seed=5)
-    likelihood = catalog.load(catalog.TASKS[task].entry)().with_noise(0.4)
-    return std, Known(task, f, Comparison(likelihood, 50, targets, oracle, full, full_ipv=0.25))
+    outputs = "mean-and-log-variance" if kind.endswith("own-noise") else None
+    likelihood = catalog.load(catalog.task_of(task, outputs).entry)().with_noise(0.4)
+    raw = None if outputs is None else torch.cat([f, random_matrix(rows, C, seed=6)], 1)
+    return std, Known(task, f, Comparison(likelihood, 50, targets, oracle, full, full_ipv=0.25), raw)
 
 
 def spread(f: torch.Tensor, std: torch.Tensor | float) -> Gaussian:
@@ -80,15 +86,18 @@ def spread(f: torch.Tensor, std: torch.Tensor | float) -> Gaussian:
 
 def score(std: torch.Tensor, known: Known, **changes) -> Row:
     # The square root of a square is the number itself in IEEE arithmetic, so that `std` arrives unchanged.
-    prediction = Prediction("made", 7, spread(known.f, std), freedom=6.5, rescale=Rescale(1.25, 0.5))
-    return measured_row(replace(prediction, **changes), known.comparison)
+    outputs = spread(known.f, std)
+    if known.raw is not None:  # the standard deviations of the log-variances must not matter
+        outputs = spread(known.raw, torch.cat([std, 9 * torch.ones_like(std)], 1))
+    prediction = Prediction("made", 7, outputs, freedom=6.5, rescale=Rescale(1.25, 0.5))
+    return measured_row(known.comparison.about_targets(replace(prediction, **changes)), known.comparison)
 
 
 def expected(std: torch.Tensor, known: Known) -> dict[str, float]:
     values = reference.closeness(known.std_full, std, known.sigma2)
     values["mean_std"] = float(std.mean())
     values["coverage95"] = float(((known.oracle - known.f).abs() <= 1.96 * std).double().mean())
-    ipv = (known.sigma2 or 1.0) / 50 * 6.5
+    ipv = (known.comparison.likelihood.noise_variance or 1.0) / 50 * 6.5
     values |= {"rescale": 1.25, "remainder": 0.5, "ipv": ipv, "discrepancy": 0.25 - ipv, "retained": ipv / 0.25}
     if known.task == "regression":
         return values | reference.regression_metrics(known.targets, known.f, std, known.sigma2)
@@ -259,13 +268,14 @@ def test_error_rank_of_classes_is_that_of_scipy():
     assert score(std, known).values["error_rank"] == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("kind", ["regression", "regression-3", "binary", "multiclass"])
 def test_factors_that_differ_by_fold_do_not_order_the_rows(kind):
     std, known = made(kind)
     by_fold = spread(known.f, std * (1.0 + torch.arange(M) % 2).unsqueeze(1))
+    calibration = Calibration(Factor(1.0, at_a_bound=False), (1.0, 4.0), common=spread(known.f, std))
     values = [
         [score(std, known, **changes).values[name] for name in ("aurc", "error_rank")]
-        for changes in ({"outputs": by_fold, "common": spread(known.f, std)}, {"outputs": by_fold}, {})
+        for changes in ({"outputs": by_fold, "calibration": calibration}, {"outputs": by_fold}, {})
     ]
     assert values[0] != values[1]
     if known.task == "regression":  # the most probable class may change with the spread
@@ -291,7 +301,8 @@ def test_the_order_of_the_rows_changes_nothing(kind):
     std = (4 * std).ceil()  # many ties
     order = torch.randperm(M, generator=torch.Generator().manual_seed(0))
     names = ("targets", "oracle", "std_full")
-    moved = replace(known.but(**{name: getattr(known, name)[order] for name in names}), f=known.f[order])
+    raw = None if known.raw is None else known.raw[order]
+    moved = replace(known.but(**{name: getattr(known, name)[order] for name in names}), f=known.f[order], raw=raw)
     before, after = score(std, known).values, score(std[order], moved).values
     assert after.keys() == before.keys()
     for name, value in before.items():

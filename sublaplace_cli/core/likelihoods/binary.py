@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...errors import Reason, UserError
 from ..gaussian import Gaussian
@@ -27,12 +27,6 @@ class Binary(ClassLikelihood):
             raise UserError(problem, reason=Reason.NOT_ONE_LOGIT)
 
     def check_targets(self, targets: np.ndarray, rows: np.ndarray, n_outputs: int, split: str) -> None: ...
-
-    def loss(self) -> tuple[nn.Module, float]:
-        return nn.BCEWithLogitsLoss(reduction="sum"), 1.0
-
-    def loss_targets(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
-        return targets.unsqueeze(1).to(dtype)
 
     def integrated(self, outputs: Gaussian) -> Tensor:
         f, std = outputs.mean[:, 0], outputs.std[:, 0]

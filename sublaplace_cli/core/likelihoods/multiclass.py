@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...errors import Reason, UserError
 from ..gaussian import Gaussian
@@ -38,12 +38,6 @@ class Multiclass(ClassLikelihood):
                 f"class label {largest} (row {int(rows[int(targets.argmax())])} of the {split} data) is out of range: "
                 f"the model has {n_outputs} outputs, so labels run from 0 to {n_outputs - 1}"
             )
-
-    def loss(self) -> tuple[nn.Module, float]:
-        return nn.CrossEntropyLoss(reduction="sum"), 1.0
-
-    def loss_targets(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
-        return targets
 
     def integrated(self, outputs: Gaussian) -> Tensor:
         if self.link == "probit":

@@ -94,6 +94,7 @@ class Calibration:
 
     factor: Factor
     by_fold: tuple[float, ...]  # empty if the factor was fitted to other rows than those that it is used for
+    common: Gaussian  # the outputs with one factor for all rows
 
 
 @dataclass(frozen=True)
@@ -115,12 +116,14 @@ class Calibrator:
         """The outputs, each row with a factor that has not seen its target."""
         if self.n_folds is None:
             factor = self.together(held_out, vary)
-            return vary(outputs, factor.value), Calibration(factor, ())
+            common = vary(outputs, factor.value)
+            return common, Calibration(factor, (), common)
         fold = fold_numbers(len(outputs.mean), self.n_folds).to(outputs.mean.device)
         groups = [torch.ones_like(fold, dtype=torch.bool), *(fold != number for number in range(self.n_folds))]
         together, *factors = best_factors(self._losses(outputs, vary), groups)
         by_fold = torch.tensor([factor.value for factor in factors], dtype=torch.float64, device=fold.device)
-        return vary(outputs, by_fold[fold]), Calibration(together, tuple(by_fold.tolist()))
+        found = Calibration(together, tuple(by_fold.tolist()), vary(outputs, together.value))
+        return vary(outputs, by_fold[fold]), found
 
     def _losses(self, held_out: Gaussian, vary: Vary) -> Callable[[float], Tensor]:
         return lambda factor: self.likelihood.nll(vary(held_out, factor), self.targets)

@@ -53,9 +53,7 @@ def _fitted(problem: Problem, prediction: Prediction, held_out: Gaussian, vary: 
         reporter.warn(f"{prediction.name}: the best factor is at a bound: the held-out rows do not determine it")
     samples = prediction.samples
     if samples is not None:
-        ratio = (outputs.variance / prediction.variance.clamp(min=1e-300)).sqrt()
-        samples = prediction.mean + ratio * (samples - prediction.mean)
+        mean, ratio = prediction.outputs.mean, outputs.variance / prediction.outputs.variance.clamp(min=1e-300)
+        samples = mean + ratio.sqrt() * (samples - mean)
     rescale = prediction.rescale if vary is with_temperature else Rescale(calibration.factor.value)
-    common = vary(prediction.outputs, calibration.factor.value)
-    fitted = replace(prediction, outputs=outputs, common=common, calibration=calibration)
-    return replace(fitted, rescale=rescale, samples=samples)
+    return replace(prediction, outputs=outputs, rescale=rescale, samples=samples, calibration=calibration)

@@ -111,7 +111,7 @@ def _rescale(problem: Problem, posterior: SubnetPosterior) -> Rescale:
         return Rescale()
     full, products = problem.full_left_out, problem.train_products
     with problem.run.store.timed("rescale"):
-        return rescale_to_full(posterior, cast(Kind, kind), problem.omega, full, products)
+        return rescale_to_full(posterior, cast(Kind, kind), problem.omega, full, products, problem.means)
 
 
 def _calibrated(problem: Problem, posteriors: Sequence[SubnetPosterior], missing: list[int]) -> list[Fitted]:

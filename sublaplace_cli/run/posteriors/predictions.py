@@ -65,7 +65,8 @@ def read_prediction(run: Run, artifact: Artifact, mean: Tensor, indices: Tensor 
 
 def content_of(prediction: Prediction, known: Comparison) -> Content:
     """Mean, std, std_full and target of each test row and output, and the covariance of each row's outputs."""
-    tensors = {"mean": prediction.mean, "std": prediction.std, "covariance": prediction.outputs.covariance}
+    outputs = prediction.outputs
+    tensors = {"mean": outputs.mean, "std": outputs.std, "covariance": outputs.covariance}
     optional = {"std_full": known.std_full, "target": known.targets}
     tensors |= {name: tensor for name, tensor in optional.items() if tensor is not None}
     rescale = prediction.rescale

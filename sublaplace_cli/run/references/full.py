@@ -25,7 +25,8 @@ def full_prediction(problem: Problem, rows: PredictedRows, known: Comparison) ->
         return Prediction(FULL, p, Gaussian(f, covariance), problem.full.freedom)
 
     def write(made: Prediction) -> Content:
-        return content_of(made, replace(known, std_full=made.std if run.job.compares_with_full else None))
+        std_full = known.about_targets(made).std if run.job.compares_with_full else None
+        return content_of(made, replace(known, std_full=std_full))
 
     if rows.split != TEST:
         return make()

@@ -11,8 +11,8 @@ def predict(inputs: ReferenceInputs) -> Prediction:
     problem, products = inputs.problem, inputs.rows.products
     if problem.run.calibrates:
         return Prediction(inputs.name, None, Gaussian(inputs.f, products), None)
-    sigma = problem.full_left_out.clamp(min=0.0).sqrt().flatten()
-    norms = problem.train_products.diagonal(dim1=1, dim2=2).flatten()
+    sigma = problem.full_left_out[:, problem.means].clamp(min=0.0).sqrt().flatten()
+    norms = problem.train_products.diagonal(dim1=1, dim2=2)[:, problem.means].flatten()
     root = fit_scale(sigma, norms.sqrt())
     b = 0.0 if root is None else root**2
     return Prediction(inputs.name, None, Gaussian(inputs.f, b * products), None, Rescale(1.0, b))

@@ -33,8 +33,8 @@ def check_run(run: Run) -> None:
     kind = run.job.outputs.plot_kind
     if kind == "map" and run.choices and not any(choice.call.selects for choice in run.choices):
         raise UserError("--plot-kind map: no method of this evaluation chooses a sub-network")
-    if kind == "calibration" and run.split("test").targets is None:
-        raise UserError("--plot-kind calibration: the test rows have no targets")
+    if kind in ("calibration", "risk-coverage") and run.split("test").targets is None:
+        raise UserError(f"--plot-kind {kind}: the test rows have no targets")
 
 
 def _check_choice(run: Run, choice: Choice) -> None:

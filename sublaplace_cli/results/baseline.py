@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..json_files import read_json
-from .metric_table import LISTED, METRIC_VERSION, METRICS, NOMINAL
+from .metric_table import LISTED, METRIC_VERSION, METRICS
 from .result import SCHEMA, Result, Row, SweepResult
 
 
@@ -101,9 +101,9 @@ def _are_mappings(value: Any) -> bool:
 
 def worsening(metric: str, value: float, before: float) -> float:
     """By how much a metric is worse than before; negative if it is better."""
-    better = METRICS[metric].better
+    better, nominal = METRICS[metric].better, METRICS[metric].nominal
     if better == "nominal":
-        return abs(value - NOMINAL) - abs(before - NOMINAL)
+        return abs(value - nominal) - abs(before - nominal)
     return before - value if better == "higher" else value - before
 
 

@@ -213,6 +213,8 @@ class Figures:
 
     calibration_axes: tuple[str, str]  # labels of x and y
     calibration: Sequence[Series]
+    risk_label: str  # of the y-axis of `risk_coverage`
+    risk_coverage: Sequence[Series]  # share of the rows that are kept, and their mean risk
     scatter: Sequence[Series]  # σ_full and σ
     layers: Sequence[LayerShare]
     missing: Mapping[str, str]  # why a picture cannot be drawn, by its kind

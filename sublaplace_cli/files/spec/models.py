@@ -222,7 +222,9 @@ def _outputs_and_noise(raw: Mapping[str, Any], task: str, known: Task) -> Iterat
     elif is_set and task in tasks and not OUTPUTS[task, str(outputs)].one_noise:
         message = f"each row has its own noise variance, because outputs is {outputs}"
         yield Finding(("posterior", "noise_variance"), message)
-    elif (split := mapping(noise).get("from")) in get_args(HeldOut) and mapping(data.get("splits")).get(split) is None:
+    elif (split := mapping(noise).get("from")) in get_args(HeldOut) and mapping(data.get("splits")).get(
+        str(split)
+    ) is None:
         yield Finding(("posterior", "noise_variance", "from"), f"there is no split '{split}'")
 
 

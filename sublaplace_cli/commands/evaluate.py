@@ -22,6 +22,7 @@ from ..run.references.full import full_prediction
 from ..run.run import Run
 from ..run.selections import Chosen, select
 from .scoring.measuring import measured_row, setup_of
+from .scoring.review import review
 from .scoring.verdict import verdict
 
 DEFAULT_FULL_ROWS = 4000
@@ -145,6 +146,7 @@ def _result(
     judged_too = [full] if full is not None and not run.calibrates else []  # else it is there as it is, for w2 alone
     if judged := verdict([*predictions, *judged_too], shown, known):
         details["verdict"] = judged
+    details |= review(run, predictions[0], known)
     if bounds is not None:
         details = {**details, "bracket": {"rows": full_rows(run), "sets": bounds.n_sets}}
     return Result(

@@ -217,6 +217,35 @@ def test_marglik_is_no_guide_to_a_network_that_knows_its_training_rows(tool: Too
     assert "--rescale calibrated" in err
 
 
+def test_the_rows_to_look_at_first(tool: Tool, larger: Project) -> None:
+    """In the order of their uncertainty, with and without targets, from a posterior alone, too."""
+    result = tool("evaluate", *options(larger, "--review", 7, "--json"), cwd=larger.folder).json()
+    review, c = result["review"], result["rows"][0]["rescale"]
+    f, covariance, y = dense(larger)
+    if larger.task == "regression":
+        uncertain = (c * covariance[:, 0, 0] + NOISE).sqrt()
+        assert [row["total_std"] for row in review["rows"]] == pytest.approx(
+            uncertain.sort(descending=True)[0][:7].tolist()
+        )
+    else:
+        uncertain = 1 - reference.class_probabilities(larger.task, f, c * covariance).amax(1)
+        assert {"predicted", "entropy", "mutual_information", "confidence"} <= review["rows"][0].keys()
+    order = uncertain.argsort(descending=True)[:7]
+    assert [row["row"] for row in review["rows"]] == (22 + order).tolist()
+    assert [row["target"] for row in review["rows"]] == pytest.approx(y[order].flatten().tolist())
+    for kind in ("table", "markdown"):
+        text = tool("evaluate", *options(larger, "--review", 7, "--format", kind), cwd=larger.folder).out
+        assert f"test rows that gradient (k = {K}) is most uncertain of:" in text
+    path = tool("fit", *options(larger, "--json"), cwd=larger.folder).json()["artifacts"][
+        "posterior-gradient-k12-calibrated"
+    ]
+    served = tool(
+        "evaluate", "--posterior", path, "--dtype", "float64", "--review", 3, "--json", cwd=larger.folder
+    ).json()
+    assert [row["row"] for row in served["review"]["rows"]] == (22 + order[:3]).tolist()
+    refused(tool("evaluate", "--review", 0, cwd=larger.folder), "--review 0 is not a positive integer")
+
+
 def test_draws_are_calibrated_too(tool: Tool, larger: Project) -> None:
     path = larger.folder / "draws.jsonl"
     run = tool("evaluate", *options(larger, "--samples", 400, "--predictions", path), cwd=larger.folder)

@@ -61,6 +61,8 @@ def _check_posterior(run: Run) -> None:
         raise UserError(f"--link is for classes: the task is {run.project.spec.task}")
     if run.calibrates and run.job.posterior.posterior is None:
         run.check_held_out(f"--rescale {run.rescale}")
+    if hasattr(run.project.spec.posterior.prior_precision, "tune") and run.job.posterior.posterior is None:
+        run.check_held_out("posterior.prior_precision")
     if run.link == "probit" and run.passes.n_outputs > 1:
         run.reporter.note(
             "--link probit: the probabilities depend on a constant that softmax ignores; integral and mean-field do not"

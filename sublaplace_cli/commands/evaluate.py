@@ -14,9 +14,10 @@ from ..results.result import References, Result
 from ..run.input_files import oracle_outputs
 from ..run.job import Choice
 from ..run.posteriors.calibration import TEMPERATURE, calibrated, rivals
+from ..run.posteriors.cross_fitting import fold_problems, joined_folds
 from ..run.posteriors.fitting import paths, variant
 from ..run.posteriors.predictions import predict
-from ..run.problem import PredictedRows, Problem, open_problem
+from ..run.problem import Problem, open_problem
 from ..run.references import ReferenceInputs
 from ..run.references.full import full_prediction
 from ..run.run import Run
@@ -50,12 +51,17 @@ def evaluate(run: Run) -> Evaluation:
         std_full=None,
         absent=Absent(full="--full none", oracle="no oracle in the spec"),
     )
-    full = known.about_targets(full_prediction(problem, test, known)) if run.job.predicts_with_full else None
+    parts = fold_problems(problem)
+    full = None
+    if run.job.predicts_with_full:
+        each = [full_prediction(own, own.predicted("test"), known) for own in (problem, *parts)]
+        full = known.about_targets(joined_folds(*each))
     if full is not None and full.freedom is not None and run.job.compares_with_full:
         known = replace(known, std_full=full.std, full_ipv=known.ipv(full.freedom))
     subnets = [choice for choice in run.choices if choice.call.selects]
     chosen = select(problem, subnets) if subnets else {}
-    plain = _predictions(problem, test, chosen, known, full)
+    whole, *by_fold = (_predictions(own, chosen, known, full) for own in (problem, *parts))
+    plain = tuple(joined_folds(*each) for each in zip(whole, *by_fold, strict=True))
     _check_theorem_1(problem, plain, full)
     bounds = _bounds(problem, plain)
     if bounds is not None:
@@ -68,9 +74,14 @@ def evaluate(run: Run) -> Evaluation:
 
 
 def _predictions(
-    problem: Problem, rows: PredictedRows, chosen: Mapping[Choice, Chosen], known: Comparison, full: Prediction | None
+    problem: Problem,
+    chosen: Mapping[Choice, Chosen],
+    known: Comparison,
+    full: Prediction | None,
+    split: str = "test",
 ) -> tuple[Prediction, ...]:
-    """Of every choice at these rows, in the order asked for."""
+    """Of every choice at the rows of a split, in the order asked for."""
+    rows = problem.predicted(split)
     predictions: dict[Choice, Prediction] = {}
     for path in paths(list(chosen.values())):
         made = predict(problem, path, rows, known)
@@ -90,10 +101,9 @@ def _calibrated(
     if not run.calibrates and not any(prediction.method == TEMPERATURE for prediction in plain):
         return plain
     if run.held_out != "test":
-        rows = problem.predicted(run.held_out)
         needs_full = any(choice.call.is_full for choice in run.choices)
-        full = full_prediction(problem, rows, known) if needs_full else None
-        held_out = _predictions(problem, rows, chosen, known, full)
+        full = full_prediction(problem, problem.predicted(run.held_out), known) if needs_full else None
+        held_out = _predictions(problem, chosen, known, full, run.held_out)
     return tuple(calibrated(problem, own, there) for own, there in zip(plain, held_out, strict=True))
 
 

@@ -138,7 +138,7 @@ def _held_out(job: Job, project: Project) -> list[str]:
     """Splits whose targets a calibration or a tuned prior is fitted to."""
     posterior, has_validation = project.spec.posterior, _has(project, "validation")
     if hasattr(posterior.prior_precision, "tune"):
-        return ["validation"]
+        return ["validation" if has_validation else "test"]
     if job.command in ("fit", "evaluate") and (job.posterior.rescale or posterior.rescale) == CALIBRATED:
         return ["validation" if has_validation else "test"]
     is_compared = job.command == "evaluate" and task_of(project.spec.task).labels  # with a temperature

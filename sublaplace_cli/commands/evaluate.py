@@ -153,7 +153,9 @@ def _result(
     details: dict[str, Any] = {} if settled.tuned is None else {"tuned": settled.tuned}
     if fitted := [each for each in (*predictions, *shown) if each.calibration is not None]:
         details["calibration"] = _calibration(run, fitted)
-    judged_too = [full] if full is not None and not run.calibrates else []  # else it is there as it is, for w2 alone
+    # A full posterior that is there for w2 alone is judged as it is; not if the others are calibrated.
+    is_other = full is not None and not run.calibrates and full.name not in {own.name for own in predictions}
+    judged_too = [full] if full is not None and is_other else []
     if judged := verdict([*predictions, *judged_too], shown, known):
         details["verdict"] = judged
     details |= review(run, predictions[0], known)

@@ -107,6 +107,7 @@ FORMAT_OF_SUFFIX = {**_SAME_SUFFIX, ".md": "markdown", ".txt": "table", ".xml": 
 PICTURES = {
     "curves": "sublaplace_cli.render.plots:curves",
     "calibration": "sublaplace_cli.render.plots:calibration",
+    "risk-coverage": "sublaplace_cli.render.plots:risk_coverage",
     "scatter": "sublaplace_cli.render.plots:scatter",
     "map": "sublaplace_cli.render.plots:layer_map",
 }

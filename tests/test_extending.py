@@ -88,6 +88,7 @@ from ..gaussian import Gaussian
 class Poisson:
     noise_variance: ClassVar[None] = None
     calibration_axes: ClassVar[tuple[str, str]] = ("predicted count", "count")
+    risk_label: ClassVar[str] = "mean squared error of the count"
 
     def with_noise(self, sigma2):
         return self
@@ -128,6 +129,15 @@ class Poisson:
 
     def calibration(self, outputs, targets):
         return outputs.mean.exp().flatten().tolist(), targets.flatten().tolist()
+
+    def uncertainty(self, outputs):
+        return outputs.variance.mean(1)
+
+    def risk(self, outputs, targets):
+        return (targets - outputs.mean.exp()).square().mean(1)
+
+    def row_columns(self, outputs):
+        return {}
 ''',
     "catalog.py",
     "TASKS = {",
@@ -275,6 +285,7 @@ def test_a_likelihood(extended):
         assert row["mean_std"] == pytest.approx(float(std.mean()), rel=1e-9)
         nll = -torch.distributions.Poisson(torch.exp(f + std.square() / 2)).log_prob(y)
         assert row["nll"] == pytest.approx(float(nll.mean()), rel=1e-9)
+        assert row["aurc"] == pytest.approx(reference.aurc(std[:, 0], (y - f.exp())[:, 0].square()), rel=1e-9)
         assert row["accuracy"] is None
         assert row["why"]["accuracy"]
 

@@ -41,8 +41,8 @@ def check_run(run: Run) -> None:
     kind = run.job.outputs.plot_kind
     if kind == "map" and run.choices and not any(choice.call.selects for choice in run.choices):
         raise UserError("--plot-kind map: no method of this evaluation chooses a sub-network")
-    if kind == "calibration" and run.split("test").targets is None:
-        raise UserError("--plot-kind calibration: the test rows have no targets")
+    if kind in ("calibration", "risk-coverage") and run.split("test").targets is None:
+        raise UserError(f"--plot-kind {kind}: the test rows have no targets")
 
 
 def _check_choice(run: Run, choice: Choice) -> None:
@@ -69,6 +69,8 @@ def _check_posterior(run: Run) -> None:
         raise UserError(f"--link is for classes: the task is {run.project.spec.task}")
     if run.calibrates and run.job.posterior.posterior is None:
         run.check_held_out(f"--rescale {run.rescale}")
+    if hasattr(run.project.spec.posterior.prior_precision, "tune") and run.job.posterior.posterior is None:
+        run.check_held_out("posterior.prior_precision")
     if run.link == "probit" and run.passes.n_outputs > 1:
         run.reporter.note(
             "--link probit: the probabilities depend on a constant that softmax ignores; integral and mean-field do not"

@@ -15,14 +15,16 @@ from ..run.input_files import oracle_outputs
 from ..run.job import Choice
 from ..run.posteriors.calibration import TEMPERATURE, calibrated, rivals
 from ..run.posteriors.conformal import conformal_details, conformal_of_all
+from ..run.posteriors.cross_fitting import fold_problems, joined_folds
 from ..run.posteriors.fitting import paths, variant
 from ..run.posteriors.predictions import predict
-from ..run.problem import PredictedRows, Problem, open_problem
+from ..run.problem import Problem, open_problem
 from ..run.references import ReferenceInputs
 from ..run.references.full import full_prediction
 from ..run.run import Run
 from ..run.selections import Chosen, select
 from .scoring.measuring import measured_row, setup_of
+from .scoring.review import review
 from .scoring.verdict import verdict
 
 DEFAULT_FULL_ROWS = 4000
@@ -50,12 +52,17 @@ def evaluate(run: Run) -> Evaluation:
         std_full=None,
         absent=Absent(full="--full none", oracle="no oracle in the spec"),
     )
-    full = known.about_targets(full_prediction(problem, test, known)) if run.job.predicts_with_full else None
+    parts = fold_problems(problem)
+    full = None
+    if run.job.predicts_with_full:
+        each = [full_prediction(own, own.predicted("test"), known) for own in (problem, *parts)]
+        full = known.about_targets(joined_folds(*each))
     if full is not None and full.freedom is not None and run.job.compares_with_full:
         known = replace(known, std_full=full.std, full_ipv=known.ipv(full.freedom))
     subnets = [choice for choice in run.choices if choice.call.selects]
     chosen = select(problem, subnets) if subnets else {}
-    plain = _predictions(problem, test, chosen, known, full)
+    whole, *by_fold = (_predictions(own, chosen, known, full) for own in (problem, *parts))
+    plain = tuple(joined_folds(*each) for each in zip(whole, *by_fold, strict=True))
     _check_theorem_1(problem, plain, full)
     bounds = _bounds(problem, plain)
     if bounds is not None:
@@ -72,9 +79,14 @@ def evaluate(run: Run) -> Evaluation:
 
 
 def _predictions(
-    problem: Problem, rows: PredictedRows, chosen: Mapping[Choice, Chosen], known: Comparison, full: Prediction | None
+    problem: Problem,
+    chosen: Mapping[Choice, Chosen],
+    known: Comparison,
+    full: Prediction | None,
+    split: str = "test",
 ) -> tuple[Prediction, ...]:
-    """Of every choice at these rows, in the order asked for."""
+    """Of every choice at the rows of a split, in the order asked for."""
+    rows = problem.predicted(split)
     predictions: dict[Choice, Prediction] = {}
     for path in paths(list(chosen.values())):
         made = predict(problem, path, rows, known)
@@ -99,11 +111,10 @@ def _held_out(
     needed = conformal or run.calibrates or any(prediction.method == TEMPERATURE for prediction in plain)
     if not needed or run.held_out == "test":
         return {prediction.name: prediction for prediction in plain}
-    rows = problem.held_out
     needs_full = (conformal and full is not None) or any(choice.call.is_full for choice in run.choices)
-    full_there = full_prediction(problem, rows, known) if needs_full else None
-    found = [*_predictions(problem, rows, chosen, known, full_there), *([] if full_there is None else [full_there])]
-    return {prediction.name: prediction for prediction in found}
+    full_there = full_prediction(problem, problem.held_out, known) if needs_full else None
+    found = _predictions(problem, chosen, known, full_there, run.held_out)
+    return {each.name: each for each in (*found, full_there) if each is not None}
 
 
 def full_rows(run: Run) -> int:
@@ -156,9 +167,12 @@ def _result(
     if full is not None:
         listed.setdefault(full.name, full)
     details |= conformal_details(run.job.posterior, known, list(listed.values()))
-    judged_too = [full] if full is not None and not run.calibrates else []  # else it is there as it is, for w2 alone
+    # A full posterior that is there for w2 alone is judged as it is; not if the others are calibrated.
+    is_other = full is not None and not run.calibrates and full.name not in {own.name for own in predictions}
+    judged_too = [full] if full is not None and is_other else []
     if judged := verdict([*predictions, *judged_too], shown, known):
         details["verdict"] = judged
+    details |= review(run, predictions[0], known)
     if bounds is not None:
         details = {**details, "bracket": {"rows": full_rows(run), "sets": bounds.n_sets}}
     return Result(

@@ -18,6 +18,7 @@ from ..run.posteriors.fitting import Fitted, read_fitted, read_prior
 from ..run.run import Run, parameter_table
 from .evaluate import Evaluation
 from .scoring.measuring import measured_row, setup_of
+from .scoring.review import review
 
 
 def predict(run: Run, artifact: Artifact) -> Evaluation:
@@ -49,7 +50,7 @@ def predict(run: Run, artifact: Artifact) -> Evaluation:
         provenance={**run.provenance, "rescale": meta["rescaling"], "link": meta["link"]},
         references=References(),
         rows=(measured_row(prediction, known),),
-        details=conformal_details(run.job.posterior, known, [prediction]),
+        details=conformal_details(run.job.posterior, known, [prediction]) | review(run, prediction, known),
         artifacts={artifact.path.stem: str(artifact.path)},
     )
     return Evaluation(result, (prediction,), known)

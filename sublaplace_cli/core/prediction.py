@@ -35,10 +35,14 @@ class Prediction:
         return self.outputs.std[:, self.means]  # (M, D)
 
     @property
+    def comparable(self) -> Gaussian:
+        """The outputs to compare rows by: factors that differ by fold would change the order of rows."""
+        return self.outputs if self.calibration is None else self.calibration.common
+
+    @property
     def common_std(self) -> Tensor:
-        """σ to compare with other standard deviations: factors that differ by fold would change the order of rows."""
-        outputs = self.outputs if self.calibration is None else self.calibration.common
-        return outputs.std[:, self.means]
+        """σ to compare with other standard deviations."""
+        return self.comparable.std[:, self.means]
 
     @property
     def is_subnet_posterior(self) -> bool:

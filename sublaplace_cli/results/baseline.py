@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..json_files import read_json
-from .metric_table import LISTED, METRIC_VERSION, METRICS, NOMINAL
+from .metric_table import LISTED, METRIC_VERSION, METRICS
 from .result import SCHEMA, Result, Row, SweepResult
 
 
@@ -103,11 +103,11 @@ def _are_mappings(value: Any) -> bool:
 
 def worsening(metric: str, value: float, before: float, level: float = 0.0) -> float:
     """By how much a metric is worse than before; negative if it is better. `level` is the conformal one."""
-    better = METRICS[metric].better
+    better, nominal = METRICS[metric].better, METRICS[metric].nominal
     if better == "level":  # more than it is no failure: a good network reaches it with the most probable class alone
         return max(level - value, 0.0) - max(level - before, 0.0)
     if better == "nominal":
-        return abs(value - NOMINAL) - abs(before - NOMINAL)
+        return abs(value - nominal) - abs(before - nominal)
     return before - value if better == "higher" else value - before
 
 

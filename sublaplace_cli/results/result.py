@@ -116,6 +116,11 @@ class Result:
         """Whether a posterior helps, in sentences."""
         return self.details.get("verdict", {}).get("text", ())
 
+    @property
+    def review(self) -> Mapping[str, Any] | None:
+        """The test rows to look at first, if they were asked for."""
+        return self.details.get("review")
+
     def reproducible(self) -> Self:
         """The part that is the same for the same inputs: no times, no folders."""
         names = {stem: Path(path).name for stem, path in self.artifacts.items()}
@@ -218,6 +223,8 @@ class Figures:
 
     calibration_axes: tuple[str, str]  # labels of x and y
     calibration: Sequence[Series]
+    risk_label: str  # of the y-axis of `risk_coverage`
+    risk_coverage: Sequence[Series]  # share of the rows that are kept, and their mean risk
     scatter: Sequence[Series]  # σ_full and σ
     layers: Sequence[LayerShare]
     missing: Mapping[str, str]  # why a picture cannot be drawn, by its kind

@@ -104,6 +104,7 @@ def write_tensors(path: Path, run: Run, prediction: Prediction, known: Compariso
     samples = None if prediction.samples is None else prediction.samples[:, :, prediction.means].contiguous()
     optional = {"std_full": known.std_full, "target": known.targets, "samples": samples}
     tensors |= {name: tensor for name, tensor in optional.items() if tensor is not None}
+    tensors |= known.likelihood.row_columns(prediction.outputs)
     bounds, std_conformal, sets = _regions(prediction, known)
     tensors |= {**bounds, **std_conformal, **({} if sets is None else {"in_set": sets.members.long()})}
     key = Key("predictions", path.name, {}, {"method": prediction.method, "k": prediction.k})
@@ -147,8 +148,11 @@ def prediction_lines(run: Run, prediction: Prediction, known: Comparison, label:
     if sets is not None:
         columns["in_set"] = sets.members[:, -mean.shape[1] :].long()
         columns["set_size"] = sets.members.sum(1, keepdim=True).expand_as(mean)
+    further = known.likelihood.row_columns(prediction.outputs)
     if known.targets is not None:
-        columns["target"] = known.targets if known.targets.ndim == 2 else known.targets.unsqueeze(1).expand_as(mean)
+        further = {**further, "target": known.targets}
+    # What a row has once is repeated for each of its outputs.
+    columns |= {name: t if t.ndim == 2 else t.unsqueeze(1).expand_as(mean) for name, t in further.items()}
     for i, sample in enumerate(prediction.samples if prediction.samples is not None else (), start=1):
         columns[f"sample_{i}"] = sample[:, prediction.means]
     values = {name: tensor.cpu().tolist() for name, tensor in columns.items()}

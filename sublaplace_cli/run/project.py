@@ -132,8 +132,7 @@ def split_names(job: Job, project: Project, with_train: bool) -> list[str]:
     names = [*(["train"] if with_train else []), *needed, *(name for name in welcome if _has(project, name))]
     if with_train:
         names += _held_out(job, project)
-    if getattr(posterior.noise_variance, "from_", None) == "test":
-        names.append("test")
+    names += filter(None, [getattr(posterior.noise_variance, "from_", None)])
     if job.posterior.conformal is not None:
         if not _has(project, "validation"):
             raise UserError(
@@ -147,7 +146,7 @@ def _held_out(job: Job, project: Project) -> list[str]:
     """Splits whose targets a calibration or a tuned prior is fitted to."""
     posterior, has_validation = project.spec.posterior, _has(project, "validation")
     if hasattr(posterior.prior_precision, "tune"):
-        return ["validation"]
+        return ["validation" if has_validation else "test"]
     if job.command in ("fit", "evaluate") and (job.posterior.rescale or posterior.rescale) == CALIBRATED:
         return ["validation" if has_validation else "test"]
     is_compared = job.command == "evaluate" and task_of(project.spec.task).labels  # with a temperature

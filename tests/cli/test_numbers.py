@@ -109,7 +109,9 @@ def test_all_metrics(tool: Tool, make: Make, kind: str, outputs: int, prior: obj
     assert rows.keys() == expected["rows"].keys()
     for key, row in expected["rows"].items():
         for metric, value in row.items():
-            expected_value = None if value is None else pytest.approx(value, **CLOSE)
+            # The reference takes the integral behind smooth_ece, of a function with kinks, over 4,000 steps.
+            near = {"rel": 1e-6} if metric == "smooth_ece" else CLOSE
+            expected_value = None if value is None else pytest.approx(value, **near)
             assert rows[key][metric] == expected_value, (key, metric)
         for metric in ("rmse", "crps", "w2_total", "coverage95_total"):
             assert (rows[key][metric] is None) == (task != "regression"), metric

@@ -24,6 +24,10 @@ from sublaplace_cli.results.limits import parse_max_regression
         ("coverage95", 0.95, 0.99, 0.04),
         ("coverage95", 0.91, 0.99, 0.0),
         ("coverage95_total", 0.99, 0.93, -0.02),
+        ("signed_ece", 0.01, -0.05, 0.04),
+        ("signed_ece", -0.05, 0.02, -0.03),
+        ("aurc", 0.1, 0.3, 0.2),
+        ("error_rank", 0.5, 0.4, 0.1),
     ],
 )
 def test_which_way_is_worse(metric, before, now, worse_by):

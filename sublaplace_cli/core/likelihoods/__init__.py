@@ -24,6 +24,7 @@ class Likelihood(Protocol):
         return None
 
     calibration_axes: ClassVar[tuple[str, str]]  # labels of the two axes of `calibration`
+    risk_label: ClassVar[str]  # of the mean of `risk` over some rows
 
     def with_noise(self, sigma2: float) -> Self:
         """The same likelihood with another σ₀²; unchanged if it has none."""
@@ -69,3 +70,13 @@ class Likelihood(Protocol):
 
     def calibration(self, outputs: Gaussian, targets: Tensor) -> tuple[list[float], list[float]]:
         """The points of a calibration plot."""
+
+    def uncertainty(self, outputs: Gaussian) -> Tensor:
+        """How uncertain the prediction of each row is (M,); only the order of the rows counts."""
+
+    def risk(self, outputs: Gaussian, targets: Tensor) -> Tensor:
+        """The loss of each row if its prediction is used (M,)."""
+
+    def row_columns(self, outputs: Gaussian) -> dict[str, Tensor]:
+        """Further numbers of each row (M,), by name, that only this likelihood has."""
+        return {}

@@ -9,7 +9,7 @@ from torch import Tensor
 from ...errors import Reason, UserError
 from ..gaussian import Gaussian
 from .classes import ClassLikelihood, squared_errors
-from .links import log_expected_sigmoid, probit_logits
+from .links import expected_sigmoid_entropy, log_expected_sigmoid, probit_logits
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,9 @@ class Binary(ClassLikelihood):
             return torch.stack([log_expected_sigmoid(-f, std), log_expected_sigmoid(f, std)], dim=1)  # (M, 2)
         z = probit_logits(f, std.square())  # mean-field is the same for two classes
         return torch.nn.functional.logsigmoid(torch.stack([-z, z], dim=1))
+
+    def expected_entropy(self, outputs: Gaussian) -> Tensor:
+        return expected_sigmoid_entropy(outputs.mean[:, 0], outputs.std[:, 0])
 
     def brier(self, probabilities: Tensor, targets: Tensor) -> Tensor:
         return squared_errors(probabilities, targets)[:, 1]

@@ -21,6 +21,7 @@ class GaussianNoise(Likelihood):
     """y ~ N(mean, noise variance), independent for each target."""
 
     calibration_axes: ClassVar[tuple[str, str]] = ("nominal coverage of the targets", "empirical coverage")
+    risk_label: ClassVar[str] = "mean squared error"
 
     @abstractmethod
     def noise(self, outputs: Gaussian) -> Tensor:
@@ -50,3 +51,13 @@ class GaussianNoise(Likelihood):
         z = (error / total).abs().flatten()
         limits = [math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) for level in LEVELS]
         return list(LEVELS), [float((z <= limit).double().mean()) for limit in limits]
+
+    def uncertainty(self, outputs: Gaussian) -> Tensor:
+        """√(σ² + noise), mean over targets, less the least noise: so a small σ keeps its digits."""
+        variance, noise = outputs.some(self.means(outputs.mean.shape[1])).std.square(), self.noise(outputs)
+        least = noise.min()
+        return ((variance + (noise - least)) / ((variance + noise).sqrt() + least.sqrt())).mean(1)
+
+    def risk(self, outputs: Gaussian, targets: Tensor) -> Tensor:
+        """(y − mean)², mean over targets."""
+        return self.errors(outputs, targets)[0].square().mean(1)

@@ -9,7 +9,7 @@ from torch import Tensor
 from ...errors import Reason, UserError
 from ..gaussian import Gaussian
 from .classes import ClassLikelihood, squared_errors
-from .links import log_expected_softmax, log_mean_field, probit_logits
+from .links import expected_softmax_entropy, log_expected_softmax, log_mean_field, probit_logits
 
 # The ridge of the paper's Setup C: it makes diag(p) − ppᵀ positive definite; the all-ones vector is its null space.
 SOFTMAX_RIDGE = 1e-6
@@ -44,6 +44,9 @@ class Multiclass(ClassLikelihood):
             return torch.log_softmax(probit_logits(outputs.mean, outputs.variance), dim=1)  # (M, C)
         integrate = log_expected_softmax if self.link == "integral" else log_mean_field
         return integrate(outputs.mean, outputs.covariance)
+
+    def expected_entropy(self, outputs: Gaussian) -> Tensor:
+        return expected_softmax_entropy(outputs.mean, outputs.covariance)
 
     def brier(self, probabilities: Tensor, targets: Tensor) -> Tensor:
         return squared_errors(probabilities, targets).sum(1)

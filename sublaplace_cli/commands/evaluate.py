@@ -14,6 +14,7 @@ from ..results.result import References, Result
 from ..run.input_files import oracle_outputs
 from ..run.job import Choice
 from ..run.posteriors.calibration import TEMPERATURE, calibrated, rivals
+from ..run.posteriors.conformal import conformal_details, conformal_of_all
 from ..run.posteriors.cross_fitting import fold_problems, joined_folds
 from ..run.posteriors.fitting import paths, variant
 from ..run.posteriors.predictions import predict
@@ -68,8 +69,12 @@ def evaluate(run: Run) -> Evaluation:
         absent = replace(known.absent, full="--full bracket: it lies between w2_low and w2_high")
         low, high = (each.sqrt()[:, problem.means] for each in (bounds.low, bounds.high))
         known = replace(known, std_bounds=(low, high), absent=absent)
-    predictions = _calibrated(problem, plain, chosen, known)
+    there = _held_out(problem, plain, chosen, known, full)
+    predictions = tuple(calibrated(problem, own, there[own.name]) for own in plain)
     shown = [known.about_targets(rival) for rival in rivals(problem, predictions)]
+    if run.job.posterior.conformal is not None:
+        judged = [*predictions, *shown, *([] if full is None else [full])]
+        known = replace(known, conformal=conformal_of_all(problem, judged, there))
     return Evaluation(_result(problem, predictions, shown, known, full, bounds), predictions, known)
 
 
@@ -94,17 +99,22 @@ def _predictions(
     return tuple(known.about_targets(predictions[choice]) for choice in problem.run.choices)
 
 
-def _calibrated(
-    problem: Problem, plain: tuple[Prediction, ...], chosen: Mapping[Choice, Chosen], known: Comparison
-) -> tuple[Prediction, ...]:
-    run, held_out = problem.run, plain
-    if not run.calibrates and not any(prediction.method == TEMPERATURE for prediction in plain):
-        return plain
-    if run.held_out != "test":
-        needs_full = any(choice.call.is_full for choice in run.choices)
-        full = full_prediction(problem, problem.predicted(run.held_out), known) if needs_full else None
-        held_out = _predictions(problem, chosen, known, full, run.held_out)
-    return tuple(calibrated(problem, own, there) for own, there in zip(plain, held_out, strict=True))
+def _held_out(
+    problem: Problem,
+    plain: tuple[Prediction, ...],
+    chosen: Mapping[Choice, Chosen],
+    known: Comparison,
+    full: Prediction | None,
+) -> dict[str, Prediction]:
+    """Every method at the held-out rows, by name, before a calibration; at the test rows if no others are needed."""
+    run, conformal = problem.run, problem.run.job.posterior.conformal is not None
+    needed = conformal or run.calibrates or any(prediction.method == TEMPERATURE for prediction in plain)
+    if not needed or run.held_out == "test":
+        return {prediction.name: prediction for prediction in plain}
+    needs_full = (conformal and full is not None) or any(choice.call.is_full for choice in run.choices)
+    full_there = full_prediction(problem, problem.held_out, known) if needs_full else None
+    found = _predictions(problem, chosen, known, full_there, run.held_out)
+    return {each.name: each for each in (*found, full_there) if each is not None}
 
 
 def full_rows(run: Run) -> int:
@@ -153,6 +163,10 @@ def _result(
     details: dict[str, Any] = {} if settled.tuned is None else {"tuned": settled.tuned}
     if fitted := [each for each in (*predictions, *shown) if each.calibration is not None]:
         details["calibration"] = _calibration(run, fitted)
+    listed = {each.name: each for each in (*predictions, *shown)}
+    if full is not None:
+        listed.setdefault(full.name, full)
+    details |= conformal_details(run.job.posterior, known, list(listed.values()))
     # A full posterior that is there for w2 alone is judged as it is; not if the others are calibrated.
     is_other = full is not None and not run.calibrates and full.name not in {own.name for own in predictions}
     judged_too = [full] if full is not None and is_other else []

@@ -8,6 +8,7 @@ from .gaussian import Gaussian
 from .likelihoods import Likelihood
 from .posterior.rescale import ALL_OUTPUTS, Rescale
 from .tuning.calibration import Calibration
+from .tuning.conformal import Conformal
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Absent:
     targets: str = "the test rows have no targets"
     full: str = "no full posterior was computed"
     oracle: str = "there is no oracle"
+    conformal: str = "no conformal level was set"
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Comparison:
     std_full: Tensor | None
     std_bounds: tuple[Tensor, Tensor] | None = None  # of the full posterior, if only bounds are known
     full_ipv: float | None = None
+    conformal: Conformal | None = None
     absent: Absent = field(default_factory=Absent)
 
     def about_targets(self, prediction: Prediction) -> Prediction:

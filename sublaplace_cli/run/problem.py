@@ -69,7 +69,7 @@ class PredictedRows:
     @cached_property
     def f(self) -> Tensor:
         """Outputs of the network (M, C); by plain passes if no method needs gradients here."""
-        needed = self.split == "test" or self.run.calibrates
+        needed = self.split == "test" or self.run.calibrates or self.run.job.posterior.conformal is not None
         return self.jacobian.outputs if needed and self.run.job.needs_gradients else self.run.outputs(self.split)
 
     @property

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
 from ...catalog import CALIBRATED, TASKS
 from ...core.gaussian import Gaussian, diagonal_covariance
 from ...core.posterior.rescale import Rescale
@@ -10,32 +13,41 @@ from ...core.prediction import Prediction
 from ...core.tuning.calibration import Vary, scaled_variance, with_temperature
 from ..problem import Problem
 
-MAP, TEMPERATURE = "map", "temperature"
+MAP, TEMPERATURE, CONSTANT = "map", "temperature", f"constant, {CALIBRATED}"
 LEAST_ROWS_PER_FOLD = 2
 
 
 def calibrated(problem: Problem, prediction: Prediction, held_out: Prediction) -> Prediction:
     """With a factor on its covariances, or a temperature; unchanged if it is certain of every row."""
-    is_temperature = prediction.method == TEMPERATURE
-    if not (is_temperature or problem.run.calibrates) or prediction.method == MAP:
+    if not (prediction.method == TEMPERATURE or problem.run.calibrates) or prediction.method == MAP:
         return prediction
-    return _fitted(problem, prediction, held_out.outputs, with_temperature if is_temperature else scaled_variance)
+    return _fitted(problem, prediction, held_out.outputs)
+
+
+def as_calibrated(prediction: Prediction, outputs: Gaussian) -> Gaussian:
+    """Other outputs of the same method, with the factor of a calibrated prediction."""
+    fitted = prediction.calibration
+    return outputs if fitted is None else _vary(prediction)(outputs, fitted.factor.value)
 
 
 def rivals(problem: Problem, predictions: Sequence[Prediction]) -> list[Prediction]:
     """What every table shows: the network alone, and for classes the two ways to calibrate it without a posterior."""
     run, test = problem.run, problem.predicted("test")
-    network = Prediction(MAP, None, Gaussian.certain(test.f), 0.0)
+    network = Prediction(MAP, None, rival_outputs(MAP, test.f), 0.0)
     shown = [network]
     if TASKS[run.project.spec.task].labels and can_calibrate(problem):
-        rows = problem.held_out
-        ones = [Gaussian(f, diagonal_covariance(f.new_ones(f.shape))) for f in (test.f, rows.f)]
-        constant = Prediction(f"constant, {CALIBRATED}", None, ones[0], None)
         certain = replace(network, method=TEMPERATURE, freedom=None, own_mean=True)
-        shown.append(_fitted(problem, certain, Gaussian.certain(rows.f), with_temperature))
-        shown.append(_fitted(problem, constant, ones[1], scaled_variance))
+        constant = Prediction(CONSTANT, None, rival_outputs(CONSTANT, test.f), None)
+        shown += [
+            _fitted(problem, each, rival_outputs(each.method, problem.held_out.f)) for each in (certain, constant)
+        ]
     asked = {prediction.method for prediction in predictions}
     return [prediction for prediction in shown if prediction.method not in asked]
+
+
+def rival_outputs(method: str, f: Tensor) -> Gaussian:
+    """Those of a rival for outputs f of the network, before a calibration."""
+    return Gaussian(f, diagonal_covariance(torch.ones_like(f))) if method == CONSTANT else Gaussian.certain(f)
 
 
 def can_calibrate(problem: Problem) -> bool:
@@ -45,8 +57,12 @@ def can_calibrate(problem: Problem) -> bool:
     return run.targets(run.held_out) is not None and enough
 
 
-def _fitted(problem: Problem, prediction: Prediction, held_out: Gaussian, vary: Vary) -> Prediction:
-    store, reporter = problem.run.store, problem.run.reporter
+def _vary(prediction: Prediction) -> Vary:
+    return with_temperature if prediction.method == TEMPERATURE else scaled_variance
+
+
+def _fitted(problem: Problem, prediction: Prediction, held_out: Gaussian) -> Prediction:
+    store, reporter, vary = problem.run.store, problem.run.reporter, _vary(prediction)
     with store.timed("calibrate"):
         outputs, calibration = problem.calibrator.calibrated(prediction.outputs, held_out, vary)
     if calibration.factor.at_a_bound:

@@ -9,7 +9,7 @@ recomputed, and where these differ from the updated ones, all values are.
 import torch
 from torch import Tensor
 
-from ..jacobian.rows import Jacobian
+from ..jacobian.rows import Jacobian, n_outputs
 from ..linalg import solve_lower, solve_lower_transposed
 from ..omega.precision import Precision
 from ..omega.row_sums import column_chunks, pull, squared_gradients, weigh_rows
@@ -53,7 +53,7 @@ class _VarianceSearch:
         self.first_c = self.c.clone()
         self.alive = torch.ones(len(candidates), dtype=torch.bool, device=device)
         self.A_S = torch.empty(precision.n_rows, 0, dtype=torch.float64, device=device)
-        self.G_S = torch.empty(reference.outputs.numel(), 0, dtype=torch.float64, device=device)
+        self.G_S = torch.empty(len(reference.outputs) * n_outputs(reference), 0, dtype=torch.float64, device=device)
         self.L = torch.empty(0, 0, dtype=torch.float64, device=device)
         self.chosen: list[int] = []
         self.gains: list[float] = []

@@ -71,6 +71,11 @@ class Task:
     labels: bool = False  # targets are class numbers, not measurements; there is no noise variance
     one_logit: bool = False  # two classes behind one output
 
+    @property
+    def softmax(self) -> bool:
+        """One output per class."""
+        return self.labels and not self.one_logit
+
 
 TASKS = {
     "regression": Task("sublaplace_cli.core.likelihoods.regression:Regression"),

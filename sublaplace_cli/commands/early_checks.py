@@ -2,10 +2,11 @@
 
 from ..catalog import load_check
 from ..core.selectors import SelectorFacts
-from ..errors import UserError
+from ..errors import Reason, UserError
 from ..files.networks.imports import load_function
 from ..run.job import Choice, Job
 from ..run.output_files import check_predictions, protect_inputs
+from ..run.rows.sampled import require_all_outputs
 from ..run.run import Run
 from .sweep import is_sweep
 
@@ -51,12 +52,28 @@ def _check_choice(run: Run, choice: Choice) -> None:
         return
     check = load_check(call.method)
     if check is not None and call.selects:
-        check(SelectorFacts(run.layout, run.network.last_linear, run.job.selection.pool, call.pattern), choice.k)
+        facts = (run.layout, run.network.last_linear, run.job.selection.pool, call.pattern)
+        check(SelectorFacts(*facts, all_outputs=not _samples_reference(run)), choice.k)
     elif check is not None:
         check(run)
 
 
+def _samples_reference(run: Run) -> bool:
+    """Whether the rows that scores are taken over have combinations of the outputs only."""
+    return run.passes.over(run.splits.origins[run.job.selection.reference]) is not run.passes
+
+
+def _check_sampled(run: Run) -> None:
+    """What needs all outputs of rows that have combinations of them only."""
+    if run.job.selection.score == "unweighted" and _samples_reference(run):
+        problem = "--score unweighted needs all outputs of the reference rows, not random combinations of them"
+        raise UserError(problem, reason=Reason.OUTPUTS_ARE_SAMPLED)
+    if run.job.command in ("fit", "evaluate") and run.rescale in ("scale", "hybrid"):
+        require_all_outputs(run.passes, f"--rescale {run.rescale}")
+
+
 def _check_posterior(run: Run) -> None:
+    _check_sampled(run)
     if run.job.posterior.link is not None and run.link is None:
         raise UserError(f"--link is for classes: the task is {run.project.spec.task}")
     if run.link == "probit" and run.passes.n_outputs > 1:

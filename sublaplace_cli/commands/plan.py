@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from ..catalog import FULL
-from ..core.jacobian.blocks import COLUMN_PANEL
+from ..catalog import FULL, TASKS
+from ..core.combined_pass import prepare_combined
+from ..core.jacobian.blocks import COLUMN_PANEL, stored_bytes
+from ..core.jacobian.capture import SAMPLE_ROWS, Capture
 from ..core.jacobian.rows import MOST_TILE_BYTES, TILE_SHARE
 from ..core.omega.gram import GRAM_TILE_BYTES
 from ..core.posterior.full import full_bytes
@@ -15,6 +18,7 @@ from ..files.artifacts.run_folder import file_stem
 from ..results.result import Listing
 from ..run.posteriors import variant
 from ..run.rows.row_storage import RowStorage
+from ..run.rows.sampled import DEFAULT_SAMPLED, EXACT_OUTPUTS
 from ..run.run import Run
 
 
@@ -30,6 +34,7 @@ def plan(run: Run) -> Listing:
             "n_params": run.layout.size,
             "n_outputs": run.passes.n_outputs,
             **{f"n_{name}": len(split) for name, split in run.splits.by_name.items()},
+            **_hessian(run),
             "run_dir": str(run.store.path),
             "memory_limit": run.memory,
             "memory_estimate": estimate.peak(),
@@ -40,13 +45,37 @@ def plan(run: Run) -> Listing:
     )
 
 
+def _hessian(run: Run) -> dict[str, Any]:
+    """What all outputs of the training rows and what random combinations of them cost, if there are many outputs."""
+    passes, train = run.passes, run.split("train")
+    if passes.sampled is None and not (TASKS[run.project.spec.task].softmax and passes.n_outputs > EXACT_OUTPUTS):
+        return {}
+    if passes.sampled is not None:
+        combined = passes.sampled.capture
+    else:
+        sample = passes.reader.evenly_spaced(train, SAMPLE_ROWS)
+        combined = prepare_combined(passes.capture, DEFAULT_SAMPLED, sample, run.memory)
+    used = "exact" if passes.sampled is None else "sampled"
+    costs = {"exact": _row_costs(passes.capture, len(train)), "sampled": _row_costs(combined, len(train))}
+    return {"hessian": used, **{f"hessian_{name}": cost for name, cost in costs.items()}}
+
+
+def _row_costs(capture: Capture, n_rows: int) -> dict[str, int]:
+    C = capture.templates[0].n_outputs
+    return {
+        "backward_passes_per_row": C,
+        "bytes_of_jacobian": n_rows * sum(map(stored_bytes, capture.templates)),
+        "bytes_of_gram_matrix": full_bytes(n_rows * C),
+    }
+
+
 @dataclass(frozen=True)
 class _Estimate:
     run: Run
 
     @property
     def rows(self) -> int:
-        return len(self.run.split("train")) * self.run.passes.n_outputs
+        return len(self.run.split("train")) * self.run.passes.over("train").row_outputs
 
     @property
     def fits(self) -> bool:
@@ -98,7 +127,7 @@ class _Estimate:
 
     def _steps(self) -> Iterator[int]:
         run, rows = self.run, self.rows
-        yield run.passes.rows_per_pass(run.split("train")) * run.passes.capture.row_bytes
+        yield max(own.rows_per_pass * own.passes.capture.row_bytes for own in (each.source for each in self.storages))
         yield self._tiles(MOST_TILE_BYTES)
         for choice in run.choices:
             if choice.k is not None and self.fits:
@@ -117,7 +146,7 @@ class _Estimate:
 
     def _tiles(self, cap: int) -> int:
         """One tile of rows while its blocks are used; for held rows, only the float64 copies of a panel."""
-        blocks = self.run.passes.capture.templates
+        blocks = self.run.passes.over("train").capture.templates
         if self.run.row_storage("train").form:
             return self.rows * 8 * min(COLUMN_PANEL, max(block.width for block in blocks))
         widest = max(block.row_bytes for block in blocks)

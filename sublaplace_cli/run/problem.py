@@ -73,7 +73,7 @@ class Problem:
     def omega(self) -> Precision:
         run, train, settled = self.run, self.rows.train.jacobian, self.hyperparameters
         dtype = getattr(torch, run.job.compute.gram_dtype)
-        root = settled.likelihood.root(train.outputs)
+        root = self.rows.train.root(settled.likelihood)
         return Precision(train, root, settled.prior, run.memory, run.reporter.progress, dtype)
 
     @cached_property
@@ -113,7 +113,7 @@ class Problem:
         if sums is not None:
             total = sums.weighted if weighted else sums.unweighted
         else:
-            root = self.run.unit_likelihood.root(rows.jacobian.outputs) if weighted else None
+            root = rows.root(self.run.unit_likelihood) if weighted else None
             total = squared_gradients(rows.jacobian, root, self.run.memory)
         return total / (self.hyperparameters.noise_variance or 1.0) if weighted else total
 

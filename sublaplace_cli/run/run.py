@@ -35,6 +35,7 @@ from .project import Project, identity_of, prior_vector, provenance_of
 from .rows.passes import InputReader, Passes, parts_of
 from .rows.row_shards import RowSource
 from .rows.row_storage import RowStorage
+from .rows.sampled import with_sampled_rows
 from .store import Store
 
 
@@ -115,9 +116,9 @@ class Run:
         return self.passes.reader.outputs(self.passes.model, self.split(name))
 
     def row_source(self, name: str) -> RowSource:
-        split = self.split(name)
+        split, passes = self.split(name), self.passes.over(name)
         return RowSource(
-            name, split, self.passes, self.layout, self.unit_likelihood, self.device, self.workers, self.reporter
+            name, split, passes, self.layout, self.unit_likelihood, self.device, self.workers, self.reporter
         )
 
     def row_storage(self, name: str) -> RowStorage:
@@ -135,7 +136,9 @@ class Run:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        return provenance_of(self.store.identity, self.rescale, self.link, self.job)
+        sampled = self.passes.sampled
+        hessian = "exact" if sampled is None else f"sampled: {sampled.row_outputs}"
+        return {**provenance_of(self.store.identity, self.rescale, self.link, self.job), "hessian": hessian}
 
     def with_half_the_memory(self) -> Run:
         """The same run after it ran out of memory; finished parts come from the store."""
@@ -209,6 +212,8 @@ def _checked_run(
     origins = {name: origin_of(project.spec.data, name) for name in ("train", "reference", *splits)}
     by_origin = {origins[name]: split for name, split in splits.items()}
     passes = Passes(model, reader, capture, reporter)
+    if scales is None:  # the training rows are read
+        passes = with_sampled_rows(passes, project.spec, project.likelihood(), job.selection.seed, sample, memory)
     return Run(
         job, project, facts, Splits(splits, origins, by_origin), passes, device, memory, workers, store, reporter
     )
@@ -261,16 +266,17 @@ def parameter_table(layout: Layout) -> list[list[Any]]:
 
 def _require_agreement(run: Run) -> None:
     """All workers must see the same network and the same rows, and differentiate it in the same way."""
-    capture = run.passes.capture
+    captures = [run.passes.capture, run.passes.over("train").capture]
     blocks = [
         [type(block).__name__, *(list(tensor.shape) for tensor in block.tensors().values())]
+        for capture in captures
         for block in capture.templates
     ]
     own = {
         "torch": torch.__version__,
         "weights, data or options": fingerprint(run.store.identity),
         "rows": {name: len(split) for name, split in run.splits.by_name.items()},
-        "way of differentiating the network": [capture.rows_per_pass, capture.batched, blocks],
+        "way of differentiating the network": [[own.rows_per_pass for own in captures], captures[0].batched, blocks],
     }
     for rank, theirs in enumerate(run.workers.exchange(own)):
         for what, value in own.items():

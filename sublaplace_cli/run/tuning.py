@@ -107,6 +107,11 @@ class _Tuner:
             "bounds": bounds,
         }
 
+    @property
+    def _n_terms(self) -> int:
+        """Rows of A."""
+        return len(self.run.split("train")) * self.run.passes.over("train").row_outputs
+
     def _inside(self) -> Tensor:
         """Mask of the parameters to tune for (p,)."""
         inside = torch.full((self.run.layout.size,), self.S is None, dtype=torch.bool, device=self.run.device)
@@ -116,12 +121,12 @@ class _Tuner:
 
     def _evidence(self) -> Evidence:
         run, globs, likelihood = self.run, self.open_parts.globs, self.start.likelihood
-        n_terms = len(run.split("train")) * run.passes.n_outputs
+        n_terms = self._n_terms
         self._require_room(len(globs) + 2, n_terms)
         theta = run.layout.flatten(run.passes.model).double()
         inside, group_of, train = self._inside(), self._group_of(), self.rows.train.jacobian
         groups = [(group_of == number) & inside for number in range(len(globs))]
-        root = likelihood.kernel_root(train.outputs)
+        root = None if self.rows.train.is_sampled else likelihood.kernel_root(train.outputs)
         kernels = [self._kernel(train, group, root) for group in groups]
         if len(kernels) == 1:
             kernels = [torch.linalg.eigvalsh(kernels[0]).clamp(min=0.0)]
@@ -160,12 +165,12 @@ class _Tuner:
     def _by_nll(self) -> Optimum:
         """The one prior precision whose posterior predicts the validation rows best."""
         run, likelihood = self.run, self.start.likelihood
-        self._require_room(3, len(run.split("train")) * run.passes.n_outputs)
+        self._require_room(3, self._n_terms)
         validation, train = self.rows.validation.jacobian, self.rows.train.jacobian
         targets = run.targets("validation")
         if targets is None:
             raise UserError("posterior.prior_precision: the validation rows have no targets to tune on")
-        inside, root = self._inside(), likelihood.root(train.outputs)
+        inside, root = self._inside(), None if self.rows.train.is_sampled else likelihood.root(train.outputs)
         K, cross = self._kernel(train, inside, root), self._kernel(validation, inside, root).T
         if self.S is None:
             products = own_products(validation, torch.ones_like(self.start.prior), run.memory)

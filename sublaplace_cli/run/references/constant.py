@@ -5,7 +5,14 @@ import torch
 from ...core.gaussian import Gaussian, diagonal_covariance
 from ...core.posterior.rescale import fit_scale
 from ...core.prediction import Prediction
+from ..rows.sampled import require_all_outputs
+from ..run import Run
 from . import ReferenceInputs
+
+
+def check(run: Run) -> None:
+    """Left-out variances are those of all outputs."""
+    require_all_outputs(run.passes, "--method constant")
 
 
 def predict(inputs: ReferenceInputs) -> Prediction:

@@ -3,7 +3,14 @@
 from ...core.gaussian import Gaussian
 from ...core.posterior.rescale import Rescale, fit_scale
 from ...core.prediction import Prediction
+from ..rows.sampled import require_all_outputs
+from ..run import Run
 from . import ReferenceInputs
+
+
+def check(run: Run) -> None:
+    """Left-out variances are those of all outputs."""
+    require_all_outputs(run.passes, "--method norm")
 
 
 def predict(inputs: ReferenceInputs) -> Prediction:

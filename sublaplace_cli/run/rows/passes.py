@@ -87,26 +87,48 @@ def parts_of(inputs: Any) -> list[Any]:
 class Passes:
     """Reads rows and differentiates the network at them."""
 
-    def __init__(self, model: nn.Module, reader: InputReader, capture: Capture, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        reader: InputReader,
+        capture: Capture,
+        reporter: Reporter,
+        sampled: Passes | None = None,
+    ) -> None:
         self.model, self.reader, self.capture, self.reporter = model, reader, capture, reporter
+        self.sampled = sampled  # for the rows of Ω, if they need not have all outputs
         self.most_rows = 2**62  # per pass; halved whenever memory runs out
 
     @property
     def n_outputs(self) -> int:
         return self.capture.n_outputs
 
+    @property
+    def row_outputs(self) -> int:
+        """Rows of the Jacobian per row of the data: all outputs, or combinations of them."""
+        return self.capture.templates[0].n_outputs
+
+    def over(self, name: str) -> Passes:
+        """The passes over a split: that of rows which only enter Ω and the scores may be sampled."""
+        return self.sampled if self.sampled is not None and name in ("train", "reference") else self
+
+    def combinations(self, split: Split, start: int, stop: int) -> Tensor | None:
+        """U (m, C, s) whose Uᵀf are differentiated; None for f itself."""
+        return None
+
     def rows_per_pass(self, split: Split) -> int:
         return self.capture.rows_of_pass(len(split))
 
     def __call__(self, split: Split, start: int, stop: int) -> Captured:
         inputs, n_rows = self.reader(split, start, stop), stop - start
+        U = self.combinations(split, start, stop)
         while True:
             rows = min(self.most_rows, n_rows)
             try:
                 if rows == n_rows:
-                    return self.capture(inputs)
+                    return self.capture(inputs, U=U)
                 cuts = [slice(a, a + rows) for a in range(0, n_rows, rows)]
-                return joined_passes([self.capture(map_inputs(lambda t, cut=cut: t[cut], inputs)) for cut in cuts])  # type: ignore[misc]
+                return joined_passes([self._part(inputs, U, cut) for cut in cuts])
             except devices.OUT_OF_MEMORY:
                 if rows == 1:
                     raise
@@ -116,3 +138,6 @@ class Passes:
             self.reporter.note(
                 f"out of memory on {self.reader.device}: continuing with passes of {rows // 2} rows instead of {rows}"
             )
+
+    def _part(self, inputs: Inputs, U: Tensor | None, cut: slice) -> Captured:
+        return self.capture(map_inputs(lambda t: t[cut], inputs), U=None if U is None else U[cut])

@@ -1,4 +1,4 @@
-"""Training rows with s combinations of the outputs, test rows with all 50: Ω on average, and posteriors against dense."""
+"""Training rows with s combinations of the outputs, test rows with all 50: Ω on average, and dense posteriors."""
 
 from __future__ import annotations
 

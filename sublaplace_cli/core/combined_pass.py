@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import torch
 
-from ..network.forward import Inputs, evenly_spaced, row_count
-from .autograd import combined_gradients
-from .capture import CHECKED_ROWS, Capture, pulled_by_name, require_agreement, rows_within
-from .footprint import PeakMemory
+from .jacobian.autograd import combined_gradients
+from .jacobian.capture import CHECKED_ROWS, Capture, pulled_by_name, require_agreement, rows_within
+from .jacobian.footprint import PeakMemory
+from .network.forward import Inputs, evenly_spaced, row_count
 
 
 def prepare_combined(capture: Capture, count: int, sample: Inputs, memory: int) -> Capture:
@@ -21,6 +21,6 @@ def prepare_combined(capture: Capture, count: int, sample: Inputs, memory: int) 
     names = [part.name for part in capture.layout.parameters]
     truth = combined_gradients(capture.model, names, torch.einsum("ncs,ns->nc", U, z), few)
     require_agreement(names, pulled_by_name(captured.blocks, z, capture.layout), truth)
-    row_bytes = memory_used.peak // m + U[:1].numel() * U.element_size()
+    row_bytes = memory_used.peak // m + 3 * U[0].numel() * U.element_size()  # U, and while it is computed
     templates = tuple(block.rows(0, 1) for block in captured.blocks)
     return replace(capture, templates=templates, row_bytes=row_bytes, rows_per_pass=rows_within(row_bytes, memory))

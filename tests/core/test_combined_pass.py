@@ -11,8 +11,8 @@ import torch
 from cases import CASES
 from core.problems import PLENTY, assert_close, capture_of, random_matrix
 
-from sublaplace_cli.core.jacobian import combined
-from sublaplace_cli.core.jacobian.combined import prepare_combined
+from sublaplace_cli.core import combined_pass
+from sublaplace_cli.core.combined_pass import prepare_combined
 from sublaplace_cli.errors import NumericsError
 
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -44,11 +44,11 @@ def test_the_templates_are_those_of_a_pass_with_combinations(case):
 
 def test_wrong_gradients_of_combinations_are_refused(monkeypatch):
     capture, train = capture_of(CASES[1])
-    right = combined.combined_gradients
+    right = combined_pass.combined_gradients
 
     def wrong(*args: Any) -> Any:
         return {name: 1.01 * tensor for name, tensor in right(*args).items()}
 
-    monkeypatch.setattr(combined, "combined_gradients", wrong)
+    monkeypatch.setattr(combined_pass, "combined_gradients", wrong)
     with pytest.raises(NumericsError, match="not that of a plain backward pass"):
         prepare_combined(capture, 2, train, PLENTY)

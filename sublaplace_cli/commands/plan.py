@@ -93,7 +93,7 @@ class _Estimate:
             files[storage.key.name] = outputs + (storage.source.compact_bytes() if storage.stored else 0)
         files["scores"] = 16 * p
         evaluates = run.job.command == "evaluate"
-        test = 8 * 5 * len(run.split("test")) * C if evaluates else 0
+        test = 8 * (4 + C) * len(run.split("test")) * C if evaluates else 0  # with C × C covariances
         for choice in run.choices:
             if choice.k is None:  # not known yet, or none
                 continue

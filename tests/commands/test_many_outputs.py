@@ -108,6 +108,8 @@ def test_the_seed_decides_and_nothing_else(project: Project) -> None:
             assert row["ipv"] == pytest.approx(other["ipv"], rel=1e-5)
     other_seed = run(project, k="20,300", seeds=(1,), run_dir=project.folder / "seed")
     assert other_seed["rows"][1]["ipv"] != pytest.approx(expected["rows"][1]["ipv"], rel=1e-4)
+    spread = run(project, k="300", seeds=(0, 1), run_dir=project.folder / "sweep")["mean"][0]
+    assert 0 < spread["ipv_se"] < 0.1 * spread["ipv"]
     again = run(project, k="20,300", run_dir=project.folder / "again")
     assert core(again)["rows"] == core(expected)["rows"]
 

@@ -47,6 +47,7 @@ if _TYPE_CHECKING:
     from .architectures.cifar_resnet import cifar_resnet
     from .architectures.mlp import mlp
     from .core.likelihoods.binary import Binary
+    from .core.likelihoods.heteroscedastic import Heteroscedastic
     from .core.likelihoods.multiclass import Multiclass
     from .core.likelihoods.regression import Regression
     from .errors import SublaplaceError
@@ -56,10 +57,11 @@ _MODULES = {
     **dict.fromkeys(_LIBRARY, "api.library"),
     **{"load_predictor": "api.predictor", "run_command": "api.command", "SublaplaceError": "errors"},
     **{"cifar_resnet": "architectures.cifar_resnet", "mlp": "architectures.mlp"},
-    **{name: f"core.likelihoods.{name.lower()}" for name in ("Binary", "Multiclass", "Regression")},
+    **{name: f"core.likelihoods.{name.lower()}" for name in ("Binary", "Heteroscedastic", "Multiclass", "Regression")},
 }
-__all__ = ["Binary", "Multiclass", "Regression", "SublaplaceError", "cifar_resnet", "dense_jacobian", "fit", "fit_path"]
-__all__ += ["full_posterior", "jacobian", "load_predictor", "mlp", "precision", "run_command", "select", "variances"]
+__all__ = ["Binary", "Heteroscedastic", "Multiclass", "Regression", "SublaplaceError", "cifar_resnet", "dense_jacobian"]
+__all__ += ["fit", "fit_path", "full_posterior", "jacobian", "load_predictor", "mlp", "precision", "run_command"]
+__all__ += ["select", "variances"]
 
 
 def __getattr__(name: str) -> _Any:

@@ -50,6 +50,9 @@ METHODS = {
     "magnitude": _selector("magnitude", "k largest |θ|"),
     "variance": _selector("variance", "largest gain in variance over the reference rows", pooled=True),
     "full": _reference("full", "full linearized Laplace, through the Gram kernel", needs_full=True),
+    "temperature": _reference(
+        "temperature", "the network alone with a temperature fitted to held-out rows", needs_gradients=False
+    ),
     "map": _reference("map", "no posterior: the network alone", needs_gradients=False),
     "kfac": _reference("kfac", "Kronecker-factored Laplace (extra [kfac])"),
     "ensemble": _reference("ensemble", "the variance over the networks in ensemble.checkpoints", needs_gradients=False),
@@ -68,8 +71,9 @@ class Task:
     """Facts about a task that the spec and data readers need before torch is imported."""
 
     entry: str  # "module:class" of its likelihood
-    labels: bool = False  # targets are class numbers, not measurements; there is no noise variance
+    labels: bool = False  # targets are class numbers, not measurements
     one_logit: bool = False  # two classes behind one output
+    one_noise: bool = False  # there is one noise variance for all rows, which the spec may set
 
     @property
     def softmax(self) -> bool:
@@ -78,12 +82,17 @@ class Task:
 
 
 TASKS = {
-    "regression": Task("sublaplace_cli.core.likelihoods.regression:Regression"),
+    "regression": Task("sublaplace_cli.core.likelihoods.regression:Regression", one_noise=True),
     "binary": Task("sublaplace_cli.core.likelihoods.binary:Binary", labels=True, one_logit=True),
     "multiclass": Task("sublaplace_cli.core.likelihoods.multiclass:Multiclass", labels=True),
 }
+# Tasks with another meaning of the network's outputs, by the name of the task and that of the outputs.
+OUTPUTS = {
+    ("regression", "mean-and-log-variance"): Task("sublaplace_cli.core.likelihoods.heteroscedastic:Heteroscedastic"),
+}
 
-RESCALES = ("none", "scale", "hybrid")
+CALIBRATED = "calibrated"  # by targets of held-out rows; the other rescalings are fitted to the full posterior
+RESCALES = ("none", "scale", "hybrid", CALIBRATED)
 LINKS = ("integral", "mean-field", "probit")  # from uncertain logits to class probabilities
 
 FORMATS = {
@@ -102,6 +111,7 @@ FORMAT_OF_SUFFIX = {**_SAME_SUFFIX, ".md": "markdown", ".txt": "table", ".xml": 
 PICTURES = {
     "curves": "sublaplace_cli.render.plots:curves",
     "calibration": "sublaplace_cli.render.plots:calibration",
+    "risk-coverage": "sublaplace_cli.render.plots:risk_coverage",
     "scatter": "sublaplace_cli.render.plots:scatter",
     "map": "sublaplace_cli.render.plots:layer_map",
 }
@@ -120,6 +130,11 @@ DATA_FORMATS = {
     "safetensors": "sublaplace_cli.files.data.arrays:read_safetensors",
     "imagefolder": "sublaplace_cli.files.data.images:read_imagefolder",
 }
+
+
+def task_of(name: str, outputs: str | None = None) -> Task:
+    """The facts of a task; `outputs` names another meaning of the network's outputs than the usual one."""
+    return TASKS[name] if outputs is None else OUTPUTS[name, outputs]
 
 
 def load(entry: str) -> Callable[..., Any]:

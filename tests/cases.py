@@ -135,6 +135,12 @@ class Case:
     n_outputs: int = 1
     n_train: int = 23
     n_test: int = 9
+    outputs: str | None = None  # another meaning of the outputs than the task's usual one
+
+    @property
+    def kind(self) -> str:
+        """The likelihood, as the reference calls it."""
+        return self.outputs or self.task
 
     def make(self, dtype: torch.dtype = torch.float64):
         """(model, training inputs, training targets, test inputs, test targets), seeded."""
@@ -146,7 +152,7 @@ class Case:
 
     def _targets(self, n: int) -> Tensor:
         if self.task == "regression":
-            return torch.randn(n, self.n_outputs, dtype=torch.float64)
+            return torch.randn(n, self.n_outputs // (2 if self.outputs else 1), dtype=torch.float64)
         classes = 2 if self.task == "binary" else self.n_outputs
         return torch.arange(n) % classes
 
@@ -173,6 +179,7 @@ def _tokens(n: int) -> Tensor:
     return torch.randint(0, 11, (n, 6))
 
 
+OWN = "mean-and-log-variance"
 CASES = [
     Case("linear", "regression", lambda: nn.Sequential(nn.Linear(5, 1)), lambda n: torch.randn(n, 5)),
     Case("mlp", "regression", lambda: _mlp([4, 7, 6, 1]), lambda n: torch.randn(n, 4)),
@@ -188,4 +195,5 @@ CASES = [
     Case("grouped-conv", "binary", lambda: GroupedConv(1), _series),
     Case("token-block", "multiclass", TokenBlock, _few_tokens, n_outputs=5),
     Case("mlp-over-positions", "regression", _positions, lambda n: torch.randn(n, 3, 4), n_outputs=2),
+    Case("mlp-own-noise", "regression", lambda: _mlp([4, 6, 4], nn.Tanh), lambda n: torch.randn(n, 4), 4, outputs=OWN),
 ]

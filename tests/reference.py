@@ -49,8 +49,11 @@ def jacobian(model, inputs, n):
 
 
 def output_hessian(task, f, sigma2):
-    """H (n, C, C) of the negative log-likelihood in f."""
+    """H (n, C, C) of the negative log-likelihood in f; expected over y for means and log-variances."""
     n, C = f.shape
+    if task == "mean-and-log-variance":
+        variance = own_noise(f)
+        return torch.stack([torch.diag(torch.tensor([*(1 / r), *(0.5 for _ in r)])) for r in variance]).double()
     if task == "regression":
         return torch.eye(C).double().expand(n, C, C) / sigma2
     if task == "binary":
@@ -58,6 +61,12 @@ def output_hessian(task, f, sigma2):
         return (q * (1 - q)).reshape(n, 1, 1)
     q = torch.softmax(f, 1)
     return torch.stack([torch.diag(r) - torch.outer(r, r) + 1e-6 * torch.eye(C) for r in q]).double()
+
+
+def own_noise(f):
+    """Noise variances (n, T) of a network whose outputs are T means, then T log-variances."""
+    T = f.shape[1] // 2
+    return torch.stack([torch.exp(f[:, T + t]) for t in range(T)], 1)
 
 
 def precision(J, H, v):
@@ -176,6 +185,61 @@ def rank_correlation(std_full, std):
     return sum(found) / len(found)
 
 
+def aurc(uncertainty, risk):
+    """Mean over i of the expected risk of the i most certain rows, those that tie in random order."""
+    levels = sorted(set(significant(uncertainty)))
+    groups = [[float(r) for u, r in zip(significant(uncertainty), risk, strict=True) if u == level] for level in levels]
+    risks = []
+    for i in range(1, len(risk) + 1):
+        kept, total = 0, 0.0
+        for group in groups:
+            some = min(len(group), i - kept)
+            kept, total = kept + some, total + some * sum(group) / len(group)
+        risks.append(total / i)
+    return sum(risks) / len(risks)
+
+
+def ence(error, std, bins=10):
+    """Mean |RMV − RMSE|/RMV over bins of equally many (error, std); equal values of std stay together."""
+    error, std, found = error.flatten().tolist(), std.flatten().tolist(), {}
+    keys = significant(std)
+    for e, s, key in zip(error, std, keys, strict=True):
+        rank = (keys < key).sum() + 0.5 * (keys == key).sum()
+        found.setdefault(int(rank * bins / len(keys)), []).append((e, s))
+    value = 0.0
+    for own in found.values():
+        rmse, rmv = (math.sqrt(sum(x[i] ** 2 for x in own) / len(own)) for i in (0, 1))
+        value += len(own) / len(keys) * abs(rmv - rmse) / rmv
+    return value
+
+
+def smooth_ece_at(confidence, correct, bandwidth, points=4001):
+    """∫ |mean of (y − p) K(t, p)| dt over 0 to 1, K a Gaussian that is reflected at both ends, by its images."""
+    t = np.linspace(0, 1, points)
+    r = np.zeros(points)
+    for p, y in zip(np.asarray(confidence), np.asarray(correct), strict=True):
+        for image in range(-8, 9, 2):  # of the reflections at 0 and 1
+            for centre in (image + p, image - p):
+                r += (y - p) * np.exp(-0.5 * ((t - centre) / bandwidth) ** 2)
+    r /= len(confidence) * bandwidth * math.sqrt(2 * math.pi)
+    return float(np.trapezoid(np.abs(r), t))
+
+
+def smooth_ece(confidence, correct):
+    """The bandwidth that is its own smooth calibration error."""
+    low, high = 1e-3, 1.0
+    for _ in range(34):
+        middle = (low + high) / 2
+        larger = smooth_ece_at(confidence, correct, middle) > middle
+        low, high = (middle, high) if larger else (low, middle)
+    return low
+
+
+def selective_metrics(uncertainty, risk):
+    """Of rows with one number each."""
+    return {"aurc": aurc(uncertainty, risk), "error_rank": rank_correlation(risk[:, None], uncertainty[:, None])}
+
+
 def regression_metrics(y, f, std, sigma2):
     total = torch.sqrt(std**2 + sigma2)
     normal = torch.distributions.Normal(f, total)
@@ -188,6 +252,8 @@ def regression_metrics(y, f, std, sigma2):
         "rmse": float(((y - f) ** 2).mean().sqrt()),
         "crps": float(crps.mean()),
         "coverage95_total": float(((y - f).abs() <= 1.96 * total).double().mean()),
+        "ence": ence(y - f, total),
+        **selective_metrics(total.mean(1), ((y - f) ** 2).mean(1)),
     }
 
 
@@ -199,8 +265,17 @@ def expected_sigmoid(f, std):
     return float((weight / (1 + np.exp(-x))).sum() / weight.sum())
 
 
-def expected_softmax(f, covariance):
-    """E softmax of one row over 1,024 scrambled Sobol points, in the differences to the largest logit."""
+def expected_binary_entropy(f, std):
+    """E H(sigmoid(f + std·z)) over the same grid."""
+    z = np.linspace(-12, 12, 200_001)
+    weight = np.exp(-0.5 * z**2)
+    x = np.abs(f + std * z)
+    entropy = np.log1p(np.exp(-x)) + x / (1 + np.exp(np.minimum(x, 700)))
+    return float((weight * entropy).sum() / weight.sum())
+
+
+def softmax_draws(f, covariance):
+    """softmax of one row at 1,024 scrambled Sobol points, in the differences to the largest logit (points, C)."""
     f, covariance = np.asarray(f), np.asarray(covariance)
     order = np.argsort(-f, kind="stable")
     contrast = np.zeros((len(f) - 1, len(f)))
@@ -212,11 +287,11 @@ def expected_softmax(f, covariance):
     factor = (
         np.linalg.cholesky(spread + 1e-12 * spread.diagonal().max() * np.eye(len(mean))) if spread.any() else spread
     )
-    p = np.zeros(len(f))
-    for point in z:
+    p = np.zeros((len(z), len(f)))
+    for own, point in zip(p, z, strict=True):
         x = np.concatenate([[0.0], mean + factor @ point])
         power = np.exp(x - x.max())
-        p[order] += power / power.sum() / len(z)
+        own[order] = power / power.sum()
     return p
 
 
@@ -224,7 +299,7 @@ def class_probabilities(task, f, covariance):
     if task == "binary":
         q = [expected_sigmoid(float(m), float(c) ** 0.5) for m, c in zip(f, covariance, strict=True)]
         return torch.tensor([[1 - one, one] for one in q], dtype=torch.float64)
-    return torch.tensor(np.array([expected_softmax(m, c) for m, c in zip(f, covariance, strict=True)]))
+    return torch.tensor(np.array([softmax_draws(m, c).mean(0) for m, c in zip(f, covariance, strict=True)]))
 
 
 def classification_metrics(task, y, f, covariance):
@@ -239,10 +314,13 @@ def classification_metrics(task, y, f, covariance):
         if inside.any():
             hit = (guess[inside] == y[inside]).double().mean()
             ece += float(inside.double().mean() * (hit - top[inside].mean()).abs())
-    brier = (p - truth) ** 2
+    brier, correct = (p - truth) ** 2, (guess == y).double()
     return {
         "nll": float(-torch.log(p[range(n), y]).mean()),
-        "accuracy": float((guess == y).double().mean()),
+        "accuracy": float(correct.mean()),
         "brier": float((brier[:, 1] if task == "binary" else brier.sum(1)).mean()),
         "ece": ece,
+        "smooth_ece": smooth_ece(top, correct),
+        "signed_ece": float((top - correct).mean()),
+        **selective_metrics(1 - top, 1 - correct),
     }

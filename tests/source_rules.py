@@ -16,7 +16,7 @@ from sublaplace_cli import catalog
 
 MOST_LINES, MOST_FUNCTION_LINES, MOST_PARAMETERS, MOST_FILES, MOST_FIELDS = 300, 50, 7, 12, 10
 FORBIDDEN = {
-    *("following", "given", "opening", "spreads", "staging", "totals", "product", "folds", "team", "shared"),
+    *("following", "given", "opening", "spreads", "staging", "totals", "product", "team", "shared"),
     *("outer", "structure", "vigil", "q"),
 }
 ANYWHERE = {"errors", "catalog", "sizes", "reporter", "signals", "device", "plain_text", "json_files"}

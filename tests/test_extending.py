@@ -80,7 +80,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import nn
 
 from ..gaussian import Gaussian
 
@@ -89,6 +88,7 @@ from ..gaussian import Gaussian
 class Poisson:
     noise_variance: ClassVar[None] = None
     calibration_axes: ClassVar[tuple[str, str]] = ("predicted count", "count")
+    risk_label: ClassVar[str] = "mean squared error of the count"
 
     def with_noise(self, sigma2):
         return self
@@ -98,6 +98,12 @@ class Poisson:
 
     def kernel_root(self, f):
         return self.root(f)
+
+    def means(self, n_outputs):
+        return slice(None)
+
+    def noise(self, outputs):
+        return None
 
     def check_outputs(self, n_outputs):
         pass
@@ -111,12 +117,6 @@ class Poisson:
     def fit_terms(self, f, targets):
         return None, -float(self.nll(Gaussian.certain(f), targets).sum())
 
-    def loss(self):
-        return nn.PoissonNLLLoss(reduction="sum"), 1.0
-
-    def loss_targets(self, targets, dtype):
-        return targets.to(dtype)
-
     def log_probabilities(self, outputs):
         return None
 
@@ -129,6 +129,15 @@ class Poisson:
 
     def calibration(self, outputs, targets):
         return outputs.mean.exp().flatten().tolist(), targets.flatten().tolist()
+
+    def uncertainty(self, outputs):
+        return outputs.variance.mean(1)
+
+    def risk(self, outputs, targets):
+        return (targets - outputs.mean.exp()).square().mean(1)
+
+    def row_columns(self, outputs):
+        return {}
 ''',
     "catalog.py",
     "TASKS = {",
@@ -276,6 +285,7 @@ def test_a_likelihood(extended):
         assert row["mean_std"] == pytest.approx(float(std.mean()), rel=1e-9)
         nll = -torch.distributions.Poisson(torch.exp(f + std.square() / 2)).log_prob(y)
         assert row["nll"] == pytest.approx(float(nll.mean()), rel=1e-9)
+        assert row["aurc"] == pytest.approx(reference.aurc(std[:, 0], (y - f.exp())[:, 0].square()), rel=1e-9)
         assert row["accuracy"] is None
         assert row["why"]["accuracy"]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .. import device as devices
 from ..architectures.binary_logodds import add_binary_logodds
-from ..catalog import TASKS, load
+from ..catalog import load, task_of
 from ..core.column_pass import ColumnPass
 from ..core.gaussian import Gaussian
 from ..core.jacobian.capture import SAMPLE_ROWS, Capture, prepare_capture
@@ -26,9 +26,9 @@ from ..files.data.datasets import Preparation
 from ..files.data.transforms import compile_steps
 from ..files.reading import reading
 from ..files.spec.data import DataSpec
-from ..run.posteriors import Fitted, open_posterior, read_fitted, read_prior, scales_of
+from ..run.posteriors.fitting import Fitted, open_posterior, read_fitted, read_prior, scales_of
+from ..run.project import parameter_table
 from ..run.rows.passes import parts_of
-from ..run.run import parameter_table
 
 ROWS_PER_PASS = 256
 Prepare = Callable[[Tensor, Tensor], Tensor]
@@ -48,18 +48,34 @@ class Predictor:
         self._shapes = [tuple(shape) for shape in meta["serving"]["row_shapes"]]
         self._prepare = _preparation(artifact, self._shapes, meta["serving"]["integers_as_floats"])
         self._target = scales_of(artifact).target
-        task = load(TASKS[meta["spec"]["task"]].entry)()
-        self._likelihood: Likelihood = task if meta["link"] is None else task.with_link(meta["link"])
+        likelihood = load(task_of(meta["spec"]["task"], meta["spec"].get("outputs")).entry)()
+        likelihood = likelihood if meta["link"] is None else likelihood.with_link(meta["link"])
+        noise = meta["noise_variance"]
+        self._likelihood: Likelihood = likelihood if noise is None else likelihood.with_noise(noise)
         self._pass: Callable[[Inputs], Gaussian] | None = None
 
     def __call__(self, x: Inputs | np.ndarray) -> tuple[Tensor, Tensor]:
         """(mean, std) of one row (C,) or of a batch (M, C), in the units of the data that the posterior was fitted to.
 
         A network with several inputs takes a dict or tuple of them. `std` is epistemic: it does not include the
-        observation noise.
+        observation noise. Of means and log-variances, these are the means.
         """
         outputs, single = self._outputs(x)
-        mean, std = outputs.mean, outputs.std
+        return self._in_units(outputs, self._means(outputs).std, single)
+
+    def observations(self, x: Inputs | np.ndarray) -> tuple[Tensor, Tensor]:
+        """As a call, but with the standard deviation of a new observation: it includes the observation noise."""
+        outputs, single = self._outputs(x)
+        noise = self._likelihood.noise(outputs)
+        if noise is None:
+            raise UserError("observations are for measurements: this posterior is one of a classification")
+        return self._in_units(outputs, (self._means(outputs).std.square() + noise).sqrt(), single)
+
+    def _means(self, outputs: Gaussian) -> Gaussian:
+        return outputs.some(self._likelihood.means(outputs.mean.shape[1]))
+
+    def _in_units(self, outputs: Gaussian, std: Tensor, single: bool) -> tuple[Tensor, Tensor]:
+        mean = self._means(outputs).mean
         if self._target is not None:
             shift, scale = (torch.as_tensor(value).to(mean) for value in (self._target.mean, self._target.std))
             mean, std = mean * scale + shift, std * scale
@@ -103,6 +119,7 @@ class Predictor:
         memory = int(devices.free_memory(device) * devices.SAFE_SHARE)
         layout = Layout.of(self._model)
         capture = prepare_capture(self._model, layout, evenly_spaced(inputs, SAMPLE_ROWS), memory)
+        self._likelihood.check_outputs(capture.n_outputs)
         fitted = read_fitted(artifact, layout.size, capture.n_outputs, device, memory)
         if fitted.rescale.b:
             return partial(_all_columns, capture, fitted, read_prior(artifact, layout, device)[1])

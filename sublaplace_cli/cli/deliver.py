@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..commands.runner import Outcome
     from ..run.job import Job, OutputOptions
 
-FORMATS_WITH_GATE = ("table", "markdown", "github")  # they show the gate in words
+FORMATS_IN_WORDS = ("table", "markdown", "github")  # they show the verdict and the gate in words
 
 
 def deliver(job: Job, spec_text: str, outcome: Outcome, console: Console) -> int:
@@ -26,10 +26,14 @@ def deliver(job: Job, spec_text: str, outcome: Outcome, console: Console) -> int
         write_files(job.outputs, outcome, spec_text)
     _print(job, outcome.answer, console)
     answer = outcome.answer
+    in_words = _stdout_format(job.outputs) in FORMATS_IN_WORDS
+    if not in_words and not isinstance(answer, Listing):
+        for line in answer.verdict:
+            console.note(line)
     if isinstance(answer, Listing) or answer.gate is None:
         return 0
     code = exit_code(answer)
-    if _stdout_format(job.outputs) not in FORMATS_WITH_GATE:
+    if not in_words:
         from ..render.text import gate_lines
 
         for line in gate_lines(answer):
@@ -67,10 +71,12 @@ def _stdout_format(outputs: OutputOptions) -> str:
 def _print(job: Job, answer: Answer, console: Console) -> None:
     kind = _stdout_format(job.outputs)
     if kind == "table" and job.outputs.format == "auto":  # on a terminal: as wide as it is
-        from ..render.text import gate_lines, short_grid, title
+        from ..render.text import gate_lines, review_grid, short_grid, title, verdict_lines
 
         print_table(title(answer), *short_grid(answer, shutil.get_terminal_size().columns))
-        for line in gate_lines(answer):
+        if review := review_grid(answer):
+            print_table(*review)
+        for line in (*verdict_lines(answer), *gate_lines(answer)):
             print_result(line)
         return
     print_result(load(FORMATS[kind])(answer))

@@ -35,7 +35,19 @@ ONE_OF = {
     "format": ("auto", *catalog.FORMATS),
 }
 # Options that have no effect on predictions with a stored posterior.
-FIXED_BY_POSTERIOR = ("method", "k", "rescale", "link", "retain", "pool", "score", "reference", "full", "full_rows")
+FIXED_BY_POSTERIOR = (
+    "method",
+    "k",
+    "rescale",
+    "folds",
+    "link",
+    "retain",
+    "pool",
+    "score",
+    "reference",
+    "full",
+    "full_rows",
+)
 AUTO = "auto"
 DEFAULT_RETAIN = 0.9
 Options = TypeVar("Options")
@@ -90,6 +102,10 @@ def _check(settings: Settings) -> None:
         raise UserError("--full-rows needs --full bracket")
     if settings.full_rows is not None and settings.full_rows < 1:
         raise UserError(f"--full-rows {settings.full_rows} is not a positive integer")
+    if settings.review is not None and settings.review < 1:
+        raise UserError(f"--review {settings.review} is not a positive integer")
+    if settings.folds < 2:
+        raise UserError(f"--folds {settings.folds} is too few", hint="expected 2 or more: each part needs others")
     if settings.pool not in ("all", "2k", "paper") and not is_count(settings.pool):
         raise UserError(f"--pool {settings.pool[:40]!r} is not a pool", hint="expected all, 2k, paper or a number")
     for seed in settings.seeds:

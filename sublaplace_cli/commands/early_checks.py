@@ -34,8 +34,8 @@ def check_run(run: Run) -> None:
     kind = run.job.outputs.plot_kind
     if kind == "map" and run.choices and not any(choice.call.selects for choice in run.choices):
         raise UserError("--plot-kind map: no method of this evaluation chooses a sub-network")
-    if kind == "calibration" and run.split("test").targets is None:
-        raise UserError("--plot-kind calibration: the test rows have no targets")
+    if kind in ("calibration", "risk-coverage") and run.split("test").targets is None:
+        raise UserError(f"--plot-kind {kind}: the test rows have no targets")
 
 
 def _check_choice(run: Run, choice: Choice) -> None:
@@ -53,35 +53,35 @@ def _check_choice(run: Run, choice: Choice) -> None:
     check = load_check(call.method)
     if check is not None and call.selects:
         facts = (run.layout, run.network.last_linear, run.job.selection.pool, call.pattern)
-        check(SelectorFacts(*facts, all_outputs=not _samples_reference(run)), choice.k)
+        check(SelectorFacts(*facts, all_outputs=not run.samples(run.job.selection.reference)), choice.k)
     elif check is not None:
         check(run)
 
 
-def _samples_reference(run: Run) -> bool:
-    """Whether the rows that scores are taken over have combinations of the outputs only."""
-    return run.passes.over(run.splits.origins[run.job.selection.reference]) is not run.passes
-
-
 def _check_sampled(run: Run) -> None:
     """What needs all outputs of rows that have combinations of them only."""
-    if run.job.selection.score == "unweighted" and _samples_reference(run):
+    if run.job.selection.score == "unweighted" and run.samples(run.job.selection.reference):
         problem = "--score unweighted needs all outputs of the reference rows, not random combinations of them"
         raise UserError(problem, reason=Reason.OUTPUTS_ARE_SAMPLED)
     if run.job.command in ("fit", "evaluate") and run.rescale in ("scale", "hybrid"):
         require_all_outputs(run.passes, f"--rescale {run.rescale}")
+    for call in (choice.call for choice in run.choices):
+        if call.method.needs_full and not call.is_full and not run.calibrates:  # fitted to left-out variances
+            require_all_outputs(run.passes, f"--method {call.name}")
 
 
 def _check_posterior(run: Run) -> None:
     _check_sampled(run)
     if run.job.posterior.link is not None and run.link is None:
         raise UserError(f"--link is for classes: the task is {run.project.spec.task}")
+    if run.calibrates and run.job.posterior.posterior is None:
+        run.check_held_out(f"--rescale {run.rescale}")
     if run.link == "probit" and run.passes.n_outputs > 1:
         run.reporter.note(
             "--link probit: the probabilities depend on a constant that softmax ignores; integral and mean-field do not"
         )
     asked, calls = run.job.posterior, [choice.call for choice in run.choices]
-    if asked.full == "bracket" and (run.rescale != "none" or not any(call.selects for call in calls)):
+    if asked.full == "bracket" and (run.fitted_rescale != "none" or not any(call.selects for call in calls)):
         raise UserError(
             "--full bracket needs a sub-network without --rescale: it is the lower bound",
             hint="for example: --method gradient --k 1000 --full bracket",

@@ -1,7 +1,8 @@
 """`sublaplace evaluate`: every method at every k against the full posterior, the targets and the oracle."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -9,16 +10,20 @@ from ..catalog import load
 from ..core.posterior.bounds import Bracket, bracket, require_not_larger
 from ..core.prediction import Absent, Comparison, Prediction
 from ..files.artifacts.run_folder import file_stem
-from ..results.result import Result
+from ..results.result import References, Result
 from ..run.input_files import oracle_outputs
 from ..run.job import Choice
-from ..run.posteriors import paths, predict, variant
-from ..run.problem import Problem, open_problem
+from ..run.posteriors.calibration import TEMPERATURE, calibrated, rivals
+from ..run.posteriors.fitting import paths, variant
+from ..run.posteriors.predictions import predict
+from ..run.problem import PredictedRows, Problem, open_problem
 from ..run.references import ReferenceInputs
 from ..run.references.full import full_prediction
 from ..run.run import Run
-from ..run.selections import select
-from .measuring import measured_row, setup_of
+from ..run.selections import Chosen, select
+from .scoring.measuring import measured_row, setup_of
+from .scoring.review import review
+from .scoring.verdict import verdict
 
 DEFAULT_FULL_ROWS = 4000
 
@@ -33,39 +38,63 @@ class Evaluation:
 
 
 def evaluate(run: Run) -> Evaluation:
-    """Rows → Ω → select → fit → predict → score."""
+    """Rows → Ω → select → fit → predict → calibrate → score."""
     oracle = oracle_outputs(run)  # first: a wrong oracle must fail before the long work
     problem = open_problem(run)
-    f = problem.rows.test.jacobian.outputs if run.job.needs_gradients else run.outputs("test")
+    test = problem.predicted("test")
     known = Comparison(
         likelihood=problem.hyperparameters.likelihood,
         n_train=len(run.split("train")),
-        targets=run.targets("test"),
+        targets=test.targets,
         oracle=oracle,
         std_full=None,
         absent=Absent(full="--full none", oracle="no oracle in the spec"),
     )
-    full = full_prediction(problem, known) if run.job.predicts_with_full else None
+    full = known.about_targets(full_prediction(problem, test, known)) if run.job.predicts_with_full else None
     if full is not None and full.freedom is not None and run.job.compares_with_full:
         known = replace(known, std_full=full.std, full_ipv=known.ipv(full.freedom))
     subnets = [choice for choice in run.choices if choice.call.selects]
-    predictions: dict[Choice, Prediction] = {}
     chosen = select(problem, subnets) if subnets else {}
-    for path in paths(list(chosen.values())):
-        made = predict(problem, path, known)
-        by_digest = {own.digest: prediction for own, prediction in zip(path, made, strict=True)}
-        predictions |= {choice: by_digest[own.digest] for choice, own in chosen.items() if own.digest in by_digest}
-    for choice in run.choices:
-        if not choice.call.selects:
-            inputs = ReferenceInputs(choice.call.name, problem, f, full)
-            predictions[choice] = load(choice.call.method.entry)(inputs)
-    ordered = tuple(predictions[choice] for choice in run.choices)
-    _check_theorem_1(problem, ordered, full)
-    bounds = _bounds(problem, ordered)
+    plain = _predictions(problem, test, chosen, known, full)
+    _check_theorem_1(problem, plain, full)
+    bounds = _bounds(problem, plain)
     if bounds is not None:
         absent = replace(known.absent, full="--full bracket: it lies between w2_low and w2_high")
-        known = replace(known, std_bounds=(bounds.low.sqrt(), bounds.high.sqrt()), absent=absent)
-    return Evaluation(_result(problem, ordered, known, full, bounds), ordered, known)
+        low, high = (each.sqrt()[:, problem.means] for each in (bounds.low, bounds.high))
+        known = replace(known, std_bounds=(low, high), absent=absent)
+    predictions = _calibrated(problem, plain, chosen, known)
+    shown = [known.about_targets(rival) for rival in rivals(problem, predictions)]
+    return Evaluation(_result(problem, predictions, shown, known, full, bounds), predictions, known)
+
+
+def _predictions(
+    problem: Problem, rows: PredictedRows, chosen: Mapping[Choice, Chosen], known: Comparison, full: Prediction | None
+) -> tuple[Prediction, ...]:
+    """Of every choice at these rows, in the order asked for."""
+    predictions: dict[Choice, Prediction] = {}
+    for path in paths(list(chosen.values())):
+        made = predict(problem, path, rows, known)
+        by_digest = {own.digest: prediction for own, prediction in zip(path, made, strict=True)}
+        predictions |= {choice: by_digest[own.digest] for choice, own in chosen.items() if own.digest in by_digest}
+    for choice in problem.run.choices:
+        if not choice.call.selects:
+            inputs = ReferenceInputs(choice.call.name, problem, rows, full)
+            predictions[choice] = load(choice.call.method.entry)(inputs)
+    return tuple(known.about_targets(predictions[choice]) for choice in problem.run.choices)
+
+
+def _calibrated(
+    problem: Problem, plain: tuple[Prediction, ...], chosen: Mapping[Choice, Chosen], known: Comparison
+) -> tuple[Prediction, ...]:
+    run, held_out = problem.run, plain
+    if not run.calibrates and not any(prediction.method == TEMPERATURE for prediction in plain):
+        return plain
+    if run.held_out != "test":
+        rows = problem.predicted(run.held_out)
+        needs_full = any(choice.call.is_full for choice in run.choices)
+        full = full_prediction(problem, rows, known) if needs_full else None
+        held_out = _predictions(problem, rows, chosen, known, full)
+    return tuple(calibrated(problem, own, there) for own, there in zip(plain, held_out, strict=True))
 
 
 def full_rows(run: Run) -> int:
@@ -76,8 +105,8 @@ def full_rows(run: Run) -> int:
 def _bounds(problem: Problem, predictions: Sequence[Prediction]) -> Bracket | None:
     if problem.run.job.posterior.full != "bracket":
         return None
-    subnets = [prediction.variance for prediction in predictions if prediction.is_subnet_posterior]
-    test, products = problem.rows.test.jacobian, problem.test_products
+    subnets = [prediction.outputs.variance for prediction in predictions if prediction.is_subnet_posterior]
+    test, products = problem.predicted("test").jacobian, problem.predicted("test").products
     with problem.run.store.timed("bracket"):
         return bracket(problem.omega, test, products, full_rows(problem.run), subnets)
 
@@ -85,12 +114,14 @@ def _bounds(problem: Problem, predictions: Sequence[Prediction]) -> Bracket | No
 def _check_theorem_1(problem: Problem, predictions: Sequence[Prediction], full: Prediction | None) -> None:
     """Every sub-network against the full posterior, and against those that contain it."""
     subnets = [prediction for prediction in predictions if prediction.is_subnet_posterior]
+    products = problem.predicted("test").products if subnets else torch.empty(0)
     for small in subnets:
+        variance = small.outputs.variance
         if full is not None:
-            require_not_larger(small.variance, full.variance, problem.test_products, small.name, "the full posterior")
+            require_not_larger(variance, full.outputs.variance, products, small.name, "the full posterior")
         for large in subnets:
             if _contains(large, small):
-                require_not_larger(small.variance, large.variance, problem.test_products, small.name, large.name)
+                require_not_larger(variance, large.outputs.variance, products, small.name, large.name)
 
 
 def _contains(large: Prediction, small: Prediction) -> bool:
@@ -103,32 +134,55 @@ def _contains(large: Prediction, small: Prediction) -> bool:
 def _result(
     problem: Problem,
     predictions: Sequence[Prediction],
+    shown: Sequence[Prediction],
     known: Comparison,
     full: Prediction | None,
     bounds: Bracket | None,
 ) -> Result:
     run, settled = problem.run, problem.hyperparameters
-    details = {} if settled.tuned is None else {"tuned": settled.tuned}
+    details: dict[str, Any] = {} if settled.tuned is None else {"tuned": settled.tuned}
+    if fitted := [each for each in (*predictions, *shown) if each.calibration is not None]:
+        details["calibration"] = _calibration(run, fitted)
+    judged_too = [full] if full is not None and not run.calibrates else []  # else it is there as it is, for w2 alone
+    if judged := verdict([*predictions, *judged_too], shown, known):
+        details["verdict"] = judged
+    details |= review(run, predictions[0], known)
     if bounds is not None:
         details = {**details, "bracket": {"rows": full_rows(run), "sets": bounds.n_sets}}
     return Result(
         setup=setup_of(run, known.n_train, settled.noise_variance, settled.prior_precision),
         provenance=run.provenance,
-        full=measured_row(full, known) if full is not None and known.std_full is not None else None,
+        references=References(
+            measured_row(full, known) if full is not None and known.std_full is not None else None,
+            tuple(measured_row(prediction, known) for prediction in shown),
+        ),
         rows=tuple(measured_row(prediction, known) for prediction in predictions),
         details=details,
         artifacts=_artifacts(run, [*predictions, *([full] if full is not None else [])]),
     )
 
 
+def _calibration(run: Run, predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """Which rows the factors were fitted to, and each of them."""
+    folds = run.job.posterior.folds if run.held_out == "test" else None
+    fitted = [
+        {"method": each.method, "k": each.k, "factor": each.calibration.factor.value}
+        | ({"by_fold": list(each.calibration.by_fold)} if each.calibration.by_fold else {})
+        for each in predictions
+        if each.calibration is not None
+    ]
+    return {"split": run.held_out, "rows": len(run.split(run.held_out)), "folds": folds, "factors": fitted}
+
+
 def _artifacts(run: Run, predictions: Sequence[Prediction]) -> dict[str, str]:
     """Artifacts in the folder that the result depends on, whether or not this command made them."""
-    reference = run.splits.origins[run.job.selection.reference]
-    names = ["scores", *(f"jacobians-{name}" for name in ("train", "test", reference))]
+    splits = ("train", "test", run.job.selection.reference)
+    names = ["scores", *(f"jacobians-{run.stored_as(name)}" for name in splits)]
     for prediction in predictions:
         if prediction.k is not None:
             kinds = ("indices", "posterior", "predictions")
             indices, *rest = (file_stem(kind, prediction.method, prediction.k) for kind in kinds)
             is_subnet = prediction.indices is not None
-            names += [indices, *(variant(name, run.rescale if is_subnet else "none") for name in rest)]
+            rescales = (run.rescale, run.fitted_rescale) if is_subnet else ("none", "none")
+            names += [indices, *(variant(name, rescale) for name, rescale in zip(rest, rescales, strict=True))]
     return run.store.existing(names)

@@ -6,7 +6,7 @@ from ..catalog import FULL
 from ..core.posterior.full import FullPosterior
 from ..core.posterior.subnet import SubnetPosterior
 from ..run.input_files import read_indices
-from ..run.posteriors import fit as fit_path
+from ..run.posteriors.fitting import fit as fit_path
 from ..run.problem import open_problem
 from ..run.run import Run
 from ..run.selections import select

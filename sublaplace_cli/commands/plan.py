@@ -16,7 +16,7 @@ from ..core.selectors.greedy import columns_room, first_width
 from ..device import peak_memory
 from ..files.artifacts.run_folder import file_stem
 from ..results.result import Listing
-from ..run.posteriors import variant
+from ..run.posteriors.fitting import variant
 from ..run.rows.row_storage import RowStorage
 from ..run.rows.sampled import DEFAULT_SAMPLED, EXACT_OUTPUTS
 from ..run.run import Run
@@ -34,7 +34,7 @@ def plan(run: Run) -> Listing:
             "n_params": run.layout.size,
             "n_outputs": run.passes.n_outputs,
             **{f"n_{name}": len(split) for name, split in run.splits.by_name.items()},
-            **_hessian(run),
+            **estimate.hessian(),
             "run_dir": str(run.store.path),
             "memory_limit": run.memory,
             "memory_estimate": estimate.peak(),
@@ -43,21 +43,6 @@ def plan(run: Run) -> Listing:
             "reused": sorted(there),
         }
     )
-
-
-def _hessian(run: Run) -> dict[str, Any]:
-    """What all outputs of the training rows and what random combinations of them cost, if there are many outputs."""
-    passes, train = run.passes, run.split("train")
-    if passes.sampled is None and not (TASKS[run.project.spec.task].softmax and passes.n_outputs > EXACT_OUTPUTS):
-        return {}
-    if passes.sampled is not None:
-        combined = passes.sampled.capture
-    else:
-        sample = passes.reader.evenly_spaced(train, SAMPLE_ROWS)
-        combined = prepare_combined(passes.capture, DEFAULT_SAMPLED, sample, run.memory)
-    used = "exact" if passes.sampled is None else "sampled"
-    costs = {"exact": _row_costs(passes.capture, len(train)), "sampled": _row_costs(combined, len(train))}
-    return {"hessian": used, **{f"hessian_{name}": cost for name, cost in costs.items()}}
 
 
 def _row_costs(capture: Capture, n_rows: int) -> dict[str, int]:
@@ -77,13 +62,28 @@ class _Estimate:
     def rows(self) -> int:
         return len(self.run.split("train")) * self.run.passes.over("train").row_outputs
 
+    def hessian(self) -> dict[str, Any]:
+        """The cost of all outputs of the training rows and of random combinations of them, if there are many."""
+        run, passes, train = self.run, self.run.passes, self.run.split("train")
+        if passes.sampled is None and not (TASKS[run.project.spec.task].softmax and passes.n_outputs > EXACT_OUTPUTS):
+            return {}
+        if passes.sampled is not None:
+            combined = passes.sampled.capture
+        else:
+            sample = passes.reader.evenly_spaced(train, SAMPLE_ROWS)
+            combined = prepare_combined(passes.capture, DEFAULT_SAMPLED, sample, run.memory)
+        used = "exact" if passes.sampled is None else "sampled"
+        costs = {"exact": _row_costs(passes.capture, len(train)), "sampled": _row_costs(combined, len(train))}
+        return {"hessian": used, **{f"hessian_{name}": cost for name, cost in costs.items()}}
+
     @property
     def fits(self) -> bool:
         return self.run.job.command in ("fit", "evaluate")
 
     @property
     def storages(self) -> list[RowStorage]:
-        return [self.run.row_storage(name) for name in self.run.splits.by_origin]
+        names = dict.fromkeys(map(self.run.stored_as, self.run.splits.by_name))
+        return [self.run.row_storage(name) for name in names]
 
     def files(self) -> dict[str, int]:
         run, p, C = self.run, self.run.layout.size, self.run.passes.n_outputs

@@ -9,12 +9,15 @@ from ..core.posterior.rescale import rescaled_draws
 from ..core.prediction import Absent, Comparison, Prediction
 from ..errors import UserError
 from ..files.artifacts.artifact import Artifact
-from ..results.result import Result
+from ..results.result import References, Result
 from ..run.input_files import oracle_outputs
-from ..run.posteriors import Fitted, read_fitted, read_prior
-from ..run.run import Run, parameter_table
+from ..run.posteriors.fitting import Fitted, read_fitted, read_prior
+from ..run.project import parameter_table
+from ..run.rows.passes import hessian_of
+from ..run.run import Run
 from .evaluate import Evaluation
-from .measuring import measured_row, setup_of
+from .scoring.measuring import measured_row, setup_of
+from .scoring.review import review
 
 
 def predict(run: Run, artifact: Artifact) -> Evaluation:
@@ -36,11 +39,15 @@ def predict(run: Run, artifact: Artifact) -> Evaluation:
         std_full=None,
         absent=Absent(full="--posterior: the training rows are not there", oracle="no oracle in the spec"),
     )
+    prediction = known.about_targets(prediction)
+    hessian = hessian_of(meta.get("row_outputs"), run.passes.n_outputs)
+    of_posterior = {"rescale": meta["rescaling"], "link": meta["link"], "hessian": hessian}
     result = Result(
         setup=setup_of(run, meta["n_train"], meta["noise_variance"], prior_precision),
-        provenance={**run.provenance, "rescale": fitted.rescale.kind, "link": meta["link"]},
-        full=None,
+        provenance={**run.provenance, **of_posterior},
+        references=References(),
         rows=(measured_row(prediction, known),),
+        details=review(run, prediction, known),
         artifacts={artifact.path.stem: str(artifact.path)},
     )
     return Evaluation(result, (prediction,), known)
@@ -55,6 +62,9 @@ def _check_posterior(run: Run, artifact: Artifact) -> None:
     spec, fitted_with = run.project.spec.model_dump(mode="json", by_alias=True), meta["spec"]
     if fitted_with["task"] != spec["task"]:
         raise UserError(f"{where}: its task is {fitted_with['task']}, that of the spec is {spec['task']}")
+    if fitted_with.get("outputs") != spec["outputs"]:
+        theirs, own = (name or "the usual ones" for name in (fitted_with.get("outputs"), spec["outputs"]))
+        raise UserError(f"{where}: its outputs are {theirs}, those of the spec are {own}")
     for section, key in (("model", "build"), ("model", "wrap"), ("data", "transforms"), ("data", "standardise")):
         theirs = fitted_with[section].get(key)
         if spec[section].get(key) != theirs:
@@ -80,6 +90,7 @@ def _predict(run: Run, fitted: Fitted, prior: Tensor) -> tuple[Gaussian, Tensor 
             covariances.append(rescale.apply(posterior.column_covariance(J_S, C), outside))
             fs.append(captured.f)
             progress.advance(len(captured.f))
+    run.passes.float64_checks.report("test", split, run.passes.float64_checks.replaced_rows(split))
     f = torch.cat(fs)
     samples = f + torch.cat(draws).T.reshape(-1, *f.shape) if draws else None
     return Gaussian(f, torch.cat(covariances)), samples

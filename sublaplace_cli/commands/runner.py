@@ -20,16 +20,16 @@ from ..results.result import Answer, Figures, Listing, Result, json_text
 from ..results.sweep import combine, combine_plans
 from ..run.job import Job
 from ..run.output_files import Line, check_outputs, prediction_lines, write_lines, write_tensors
-from ..run.posteriors import open_posterior, require_room_for, scales_of
+from ..run.posteriors.fitting import open_posterior, require_room_for, scales_of
 from ..run.rows.row_storage import follow
 from ..run.run import Run, open_run
 from .early_checks import check_run, check_sweep
 from .evaluate import Evaluation, evaluate
-from .figures import figures_of
 from .fit import fit
 from .jacobians import jacobians
 from .plan import plan
 from .predict import predict
+from .scoring.figures import figures_of
 from .select import select
 from .sweep import SweepRun, is_sweep, runs_of, with_time_left
 

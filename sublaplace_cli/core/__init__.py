@@ -4,6 +4,7 @@ One letter has one meaning in all these files, as in the paper:
 
     N, M    training rows, test rows      C   outputs of the network
     p       trainable parameters          k   parameters in the sub-network S
+    D       targets of a row: C, or C/2 if a network predicts means and log-variances s
     f       outputs (N, C)                J   Jacobian of f (N, C, p), rows flattened as N·C
     H       output Hessian (N, C, C)      W   a square root of it: H = W Wᵀ
     A       weighted Jacobian, rows Wₙᵀ Jₙ; then Ω = AᵀA + V

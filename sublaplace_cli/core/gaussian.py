@@ -33,6 +33,10 @@ class Gaussian:
     def rows(self, which: Tensor) -> Self:
         return type(self)(self.mean[which], self.covariance[which])
 
+    def some(self, which: slice) -> Self:
+        """Some of the outputs."""
+        return type(self)(self.mean[:, which], self.covariance[:, which, which])
+
     def scaled(self, factor: float | Tensor) -> Self:
         """With the covariance times one factor, or one per row (M,)."""
         c = factor if isinstance(factor, (int, float)) else factor.reshape(-1, 1, 1)

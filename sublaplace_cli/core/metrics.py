@@ -9,9 +9,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from .calibration import normalised_calibration_error, smooth_calibration_error
 from .likelihoods.classes import calibration_error
 from .prediction import Comparison, Prediction
-from .selectors import rounded
+from .ranks import rank_correlation, risk_coverage
 
 Z95 = 1.96
 Known = TypeVar("Known")
@@ -33,12 +34,12 @@ def remainder(prediction: Prediction, known: Comparison) -> float:
 
 def mean_std(prediction: Prediction, known: Comparison) -> float:
     """Mean epistemic standard deviation."""
-    return float(prediction.std.mean())
+    return float(prediction.common_std.mean())
 
 
 def w2(prediction: Prediction, known: Comparison) -> Tensor:
     """|σ_full − σ|, the 2-Wasserstein distance of two Gaussians with one mean."""
-    return (_std_full(known) - prediction.std).abs().mean(1)
+    return (_std_full(known) - prediction.common_std).abs().mean(1)
 
 
 def w2_relative(prediction: Prediction, known: Comparison) -> float:
@@ -52,29 +53,30 @@ def w2_relative(prediction: Prediction, known: Comparison) -> float:
 def w2_total(prediction: Prediction, known: Comparison) -> float:
     """w2 with the noise variance in both standard deviations."""
     full = _std_full(known)
-    sigma2 = _required(known.likelihood.noise_variance, "there is no noise variance in classification")
-    return float((_with_noise(full, sigma2) - _with_noise(prediction.std, sigma2)).abs().mean(1).mean())
+    noise = _required(known.likelihood.noise(prediction.outputs), "there is no noise variance in classification")
+    return float((_with_noise(full, noise) - _with_noise(prediction.common_std, noise)).abs().mean(1).mean())
 
 
 def rank(prediction: Prediction, known: Comparison) -> float:
     """Spearman's correlation of σ with σ_full over the rows; mean over outputs. It compares orders, w2 sizes."""
-    own, full = _centred_ranks(prediction.std), _centred_ranks(_std_full(known))  # (M, C)
-    scale = own.norm(dim=0) * full.norm(dim=0)
-    if bool((scale == 0).any()):
-        raise NotApplicable("the standard deviations are the same on all test rows: they have no order")
-    return float(((own * full).sum(0) / scale).mean())
+    why_absent = "the standard deviations are the same on all test rows: they have no order"
+    pairs = zip(prediction.common_std.unbind(1), _std_full(known).unbind(1), strict=True)
+    found = [_required(rank_correlation(own, full), why_absent) for own, full in pairs]
+    return sum(found) / len(found)
 
 
 def w2_low(prediction: Prediction, known: Comparison) -> float:
     """The least w2 for any full posterior within the bounds."""
     low, high = _bounds(known)
-    return float(torch.maximum(low - prediction.std, prediction.std - high).clamp(min=0.0).mean(1).mean())
+    return float(torch.maximum(low - prediction.common_std, prediction.common_std - high).clamp(min=0.0).mean(1).mean())
 
 
 def w2_high(prediction: Prediction, known: Comparison) -> float:
     """The largest w2 for any full posterior within the bounds."""
     low, high = _bounds(known)
-    return float(torch.maximum((high - prediction.std).abs(), (low - prediction.std).abs()).mean(1).mean())
+    return float(
+        torch.maximum((high - prediction.common_std).abs(), (low - prediction.common_std).abs()).mean(1).mean()
+    )
 
 
 def coverage95(prediction: Prediction, known: Comparison) -> Tensor:
@@ -127,18 +129,48 @@ def crps(prediction: Prediction, known: Comparison) -> Tensor:
 
 def accuracy(prediction: Prediction, known: Comparison) -> Tensor:
     """Share of rows whose most probable class is the true one."""
-    return (_probabilities(prediction, known).max(1).indices == _targets(known)).double()
+    return _top_class(prediction, known)[1]
 
 
 def ece(prediction: Prediction, known: Comparison) -> float:
     """Expected calibration error over 15 equal-width bins of the top class' probability."""
-    confidence, predicted = _probabilities(prediction, known).max(1)
-    return calibration_error(confidence, (predicted == _targets(known)).double())
+    return calibration_error(*_top_class(prediction, known))
 
 
 def brier(prediction: Prediction, known: Comparison) -> Tensor:
     """Σ over classes (p − onehot)²; binary: (p − y)²."""
     return known.likelihood.brier(_probabilities(prediction, known), _targets(known))
+
+
+def smooth_ece(prediction: Prediction, known: Comparison) -> float:
+    """Calibration error of the top class' probability, smoothed by a kernel instead of bins."""
+    return smooth_calibration_error(*_top_class(prediction, known))
+
+
+def signed_ece(prediction: Prediction, known: Comparison) -> Tensor:
+    """Probability of the top class − 1[it is right]: positive on average if the probabilities are too high."""
+    confidence, correct = _top_class(prediction, known)
+    return confidence - correct
+
+
+def ence(prediction: Prediction, known: Comparison) -> float:
+    """|RMV − RMSE|/RMV in bins of √(σ² + σ₀²); each row and output is one pair."""
+    error, total = _errors(prediction, known)
+    return normalised_calibration_error(error.flatten(), total.flatten())
+
+
+def aurc(prediction: Prediction, known: Comparison) -> float:
+    """Mean over i of the risk of the i most certain rows."""
+    return float(risk_coverage(*_uncertainty_and_risk(prediction, known)).mean())
+
+
+def error_rank(prediction: Prediction, known: Comparison) -> float:
+    """Spearman's correlation of a row's risk with its uncertainty, both as in `aurc`."""
+    uncertainty, risk = _uncertainty_and_risk(prediction, known)
+    if not bool(risk.isfinite().all()):
+        return math.inf  # it has no rank
+    why_absent = "the errors or the uncertainties are the same on all test rows: they have no order"
+    return _required(rank_correlation(uncertainty, risk), why_absent)
 
 
 def _required(value: Known | None, why_absent: str) -> Known:
@@ -161,8 +193,8 @@ def _targets(known: Comparison) -> Tensor:
 
 def _errors(prediction: Prediction, known: Comparison) -> tuple[Tensor, Tensor]:
     """(y − f, √(σ² + σ₀²)) of regression."""
-    sigma2 = _required(known.likelihood.noise_variance, "a metric of regression")
-    return _targets(known) - prediction.mean, _with_noise(prediction.std, sigma2)
+    noise = _required(known.likelihood.noise(prediction.outputs), "a metric of regression")
+    return _targets(known) - prediction.mean, _with_noise(prediction.std, noise)
 
 
 def _probabilities(prediction: Prediction, known: Comparison) -> Tensor:
@@ -172,18 +204,21 @@ def _probabilities(prediction: Prediction, known: Comparison) -> Tensor:
     return p
 
 
+def _top_class(prediction: Prediction, known: Comparison) -> tuple[Tensor, Tensor]:
+    """(its probability, 1 where it is the true class) of each row."""
+    confidence, predicted = _probabilities(prediction, known).max(1)
+    return confidence, (predicted == _targets(known)).double()
+
+
+def _uncertainty_and_risk(prediction: Prediction, known: Comparison) -> tuple[Tensor, Tensor]:
+    """Of each row (M,), as the likelihood defines them."""
+    likelihood, targets = known.likelihood, _targets(known)
+    return likelihood.uncertainty(prediction.comparable), likelihood.risk(prediction.outputs, targets)
+
+
 def _covered(error: Tensor, std: Tensor) -> Tensor:
     return (error.abs() <= Z95 * std).double().mean(1)
 
 
-def _centred_ranks(std: Tensor) -> Tensor:
-    """Ranks in each column minus their mean; equal values share the mean of their ranks."""
-    columns = []
-    for values in rounded(std).unbind(1):
-        _, place, count = torch.unique(values, return_inverse=True, return_counts=True)
-        columns.append((count.cumsum(0) - 0.5 * (count - 1).double())[place])
-    return torch.stack(columns, 1) - 0.5 * (len(std) + 1)
-
-
-def _with_noise(std: Tensor, sigma2: float) -> Tensor:
-    return torch.sqrt(std.square() + sigma2)
+def _with_noise(std: Tensor, noise: Tensor) -> Tensor:
+    return torch.sqrt(std.square() + noise)

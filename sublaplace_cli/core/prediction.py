@@ -1,12 +1,13 @@
 """A method's prediction at the test rows, and the quantities that it is compared with."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from .gaussian import Gaussian
 from .likelihoods import Likelihood
-from .posterior.rescale import Rescale
+from .posterior.rescale import ALL_OUTPUTS, Rescale
+from .tuning.calibration import Calibration
 
 
 @dataclass(frozen=True)
@@ -21,18 +22,26 @@ class Prediction:
     indices: Tensor | None = None  # S (k,) of a sub-network
     samples: Tensor | None = None  # draws of the outputs (count, M, C)
     own_mean: bool = False  # the mean is not that of the network
+    calibration: Calibration | None = None  # how `rescale` was fitted to held-out rows, if it was
+    means: slice = field(default_factory=lambda: ALL_OUTPUTS)  # the D outputs that predict the targets
 
     @property
     def mean(self) -> Tensor:
-        return self.outputs.mean  # (M, C)
-
-    @property
-    def variance(self) -> Tensor:
-        return self.outputs.variance  # (M, C)
+        return self.outputs.mean[:, self.means]  # (M, D)
 
     @property
     def std(self) -> Tensor:
-        return self.outputs.std  # (M, C)
+        return self.outputs.std[:, self.means]  # (M, D)
+
+    @property
+    def comparable(self) -> Gaussian:
+        """The outputs to compare rows by: factors that differ by fold would change the order of rows."""
+        return self.outputs if self.calibration is None else self.calibration.common
+
+    @property
+    def common_std(self) -> Tensor:
+        """σ to compare with other standard deviations."""
+        return self.comparable.std[:, self.means]
 
     @property
     def is_subnet_posterior(self) -> bool:
@@ -54,16 +63,20 @@ class Absent:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Quantities that all predictions are compared with; tensors are (M, C) unless noted."""
+    """Quantities that all predictions are compared with; tensors are (M, D), one column per target, unless noted."""
 
     likelihood: Likelihood
     n_train: int
-    targets: Tensor | None  # regression (M, C); classes (M,) int64
+    targets: Tensor | None  # regression (M, D); classes (M,) int64
     oracle: Tensor | None
     std_full: Tensor | None
     std_bounds: tuple[Tensor, Tensor] | None = None  # of the full posterior, if only bounds are known
     full_ipv: float | None = None
     absent: Absent = field(default_factory=Absent)
+
+    def about_targets(self, prediction: Prediction) -> Prediction:
+        """The prediction with mean and std of the outputs that predict the targets."""
+        return replace(prediction, means=self.likelihood.means(prediction.outputs.mean.shape[1]))
 
     def ipv(self, freedom: float) -> float:
         """(σ₀²/N)·tr(Ω_SS⁻¹ (AᵀA)_SS); σ₀² = 1 for classification."""

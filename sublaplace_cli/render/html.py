@@ -16,6 +16,7 @@ from .text import short, short_grid, title
 PICTURE_HEADINGS = {
     "curves": "W2 and coverage over k",
     "calibration": "Calibration",
+    "risk-coverage": "Risk of the most certain rows",
     "scatter": "σ of each method against σ of the full posterior",
     "map": "Parameters of each sub-network, by layer",
 }

@@ -1,4 +1,4 @@
-"""Pictures of a result: W2 and coverage over k, calibration, σ against σ_full, the layers of each sub-network.
+"""Pictures of a result: curves over k, calibration, risk by coverage, σ against σ_full, the layers of sub-networks.
 
 To add one: write `name(result, figures) -> Figure` here and add a line to `catalog.PICTURES`.
 """
@@ -30,7 +30,7 @@ _import_matplotlib()
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
 from ..catalog import FULL, METHODS, NAMES_PREFIX
 from ..plain_text import visible
@@ -50,6 +50,7 @@ AXIS_LABELS = {
     "coverage95_total": "coverage of the targets by 95 % intervals",
     "nll": "negative log-likelihood",
 }
+SMALL_COVERAGE = 0.1  # share of the rows below which a mean over them may leave the picture
 MOST_LAYERS = 40  # rows of a map; larger networks are summed by module
 
 
@@ -175,6 +176,30 @@ def calibration(_result: Result, figures: Figures) -> Figure:
     for number, line in enumerate(figures.calibration):
         axes.plot(line.x, line.y, label=_plain(line.label), markersize=4, linewidth=1.4, **_style(number))
     _finish_square(axes, 1.01, "Calibration on the test rows", figures.calibration_axes)
+    return figure
+
+
+def risk_coverage(_result: Result, figures: Figures) -> Figure:
+    """The mean risk of the most certain rows by their share: one line per method, lower is better."""
+    figure = Figure(figsize=(8.2, 4.6), layout="constrained")
+    axes = figure.subplots()
+    lines = figures.risk_coverage
+    for number, line in enumerate(lines):
+        step = max(1, len(line.x) // 8)  # between markers, which start elsewhere on each line
+        axes.plot(
+            line.x, line.y, label=_plain(line.label), markersize=4.5, linewidth=1.4, **_style(number),
+            markevery=(step * (number + 1) // (len(lines) + 1), step),
+        )  # fmt: skip
+    ends = [line.y[-1] for line in lines]
+    if ends and max(ends) - min(ends) <= 0.02 * max(ends):  # methods with one mean make the same errors
+        axes.axhline(ends[0], color="0.3", linewidth=1, linestyle="--", label="rows in random order")
+    seen = [y for line in lines for x, y in zip(line.x, line.y, strict=True) if x >= SMALL_COVERAGE]
+    axes.set(xlabel="coverage: share of the rows that are kept, the most certain first", ylabel=figures.risk_label)
+    axes.set(xlim=(0, 1.01), ylim=(0, 1.08 * max(seen, default=1.0) or 1.0))
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.grid(visible=True, color="0.9")
+    figure.legend(frameon=False, fontsize=8, loc="outside right upper")
+    axes.set_title("Risk of the most certain test rows", fontsize=10)
     return figure
 
 

@@ -10,8 +10,10 @@ from typing import Any
 
 from ..errors import UserError
 from ..json_files import read_json
-from .metric_table import LISTED, METRIC_VERSION, METRICS, NOMINAL
+from .metric_table import LISTED, METRIC_VERSION, METRICS
 from .result import SCHEMA, Result, Row, SweepResult
+
+EXACT = "exact"  # the output Hessian of all results that do not say it
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,9 @@ class Baseline:
         for option in ("rescale", "link"):
             if theirs.get(option) != mine[option]:
                 return f"the baseline has --{option} {theirs.get(option)}, this run {mine[option]}"
+        before = theirs.get("hessian", EXACT)
+        if before != mine["hessian"]:
+            return f"the baseline has the output Hessian '{before}', this run '{mine['hessian']}' (posterior.hessian)"
         if needs == "oracle" and theirs.get("oracle_sha256") != mine["oracle_sha256"]:
             return "the baseline has another oracle"
         if needs == "bracket" and self.bracket != result.bracket:
@@ -101,9 +106,9 @@ def _are_mappings(value: Any) -> bool:
 
 def worsening(metric: str, value: float, before: float) -> float:
     """By how much a metric is worse than before; negative if it is better."""
-    better = METRICS[metric].better
+    better, nominal = METRICS[metric].better, METRICS[metric].nominal
     if better == "nominal":
-        return abs(value - NOMINAL) - abs(before - NOMINAL)
+        return abs(value - nominal) - abs(before - nominal)
     return before - value if better == "higher" else value - before
 
 

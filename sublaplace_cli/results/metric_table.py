@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 METRIC_VERSION = 2  # raise it when a definition changes: older baselines are then not compared
-NOMINAL = 0.95  # the coverage that "nominal" metrics should have
+NOMINAL = 0.95  # the coverage of a 95 % interval
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Metric:
     column: Column | None = None  # None: only in JSON, JSON lines, CSV and TSV
     per_row: bool = False  # a mean over rows, with a standard error NAME_se
     needs: Literal["oracle", "bracket"] | None = None  # "bracket": only if the full posterior is bounded
+    nominal: float = NOMINAL  # the value that a "nominal" metric should have
     module: str = "sublaplace_cli.core.metrics"  # of the function that computes it, which has the same name
 
 
@@ -56,6 +57,11 @@ _TABLE = (
     Metric("accuracy", "higher", "share of the rows whose most probable class is right", Column(12), per_row=True),
     Metric("ece", "lower", "calibration error of the most probable class, in 15 bins", Column(8)),
     Metric("brier", "lower", "mean squared error of the class probabilities", Column(4), per_row=True),
+    Metric("aurc", "lower", "risk of the most certain rows, mean over all coverages", Column(1)),
+    Metric("error_rank", "higher", "Spearman correlation of the rows' errors with their uncertainties"),
+    Metric("ence", "lower", "relative gap of RMSE and predicted root mean variance, in 10 bins"),
+    Metric("smooth_ece", "lower", "calibration error of the most probable class, smoothed by a kernel"),
+    Metric("signed_ece", "nominal", "mean probability of the top class minus accuracy", per_row=True, nominal=0),
 )
 METRICS = {metric.name: metric for metric in _TABLE}
 # By metric: its name, followed by NAME_se if the standard error has its own column.
@@ -68,7 +74,8 @@ _BRACKETS_LAST = sorted(_TABLE, key=lambda metric: metric.needs == "bracket")
 ROW_KEYS = tuple(key for metric in _BRACKETS_LAST for key in COLUMN_KEYS[metric.name])
 _LISTED_FIRST = (
     *("w2", "w2_relative", "w2_total", "w2_low", "w2_high", "discrepancy", "nll", "rmse", "crps", "ece", "brier"),
-    *("accuracy", "retained", "rank", "coverage95", "coverage95_total", "mean_std", "ipv", "rescale", "remainder"),
+    *("aurc", "ence", "smooth_ece", "accuracy", "retained", "rank", "error_rank", "coverage95", "coverage95_total"),
+    *("signed_ece", "mean_std", "ipv", "rescale", "remainder"),
 )
 # The order in means over runs and in comparisons with a baseline: those with a direction first.
 LISTED = (*_LISTED_FIRST, *(name for name in METRICS if name not in _LISTED_FIRST))

@@ -73,17 +73,31 @@ class Setup:
 
 
 @dataclass(frozen=True)
+class References:
+    """Rows that every method is compared with; no limit applies to them."""
+
+    full: Row | None = None  # the full posterior
+    rivals: tuple[Row, ...] = ()  # predictions without a posterior
+
+
+@dataclass(frozen=True)
 class Result:
     """The result of `evaluate` on one network."""
 
     setup: Setup
     provenance: Mapping[str, Any]
-    full: Row | None
+    references: References
     rows: tuple[Row, ...]
     gate: "Gate | None" = None
-    details: Mapping[str, Any] = field(default_factory=dict)  # "tuned" and "bracket", if present
+    details: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # "tuned", "calibration", "verdict", "review", …, if present
     artifacts: Mapping[str, str] = field(default_factory=dict)
     seconds: Mapping[str, float] | None = None  # None: not part of the JSON
+
+    @property
+    def full(self) -> Row | None:
+        return self.references.full
 
     @property
     def compared_rows(self) -> tuple[Row, ...]:
@@ -93,6 +107,16 @@ class Result:
     def bracket(self) -> Any:
         """How the bounds of the full posterior were computed; None without bounds."""
         return self.details.get("bracket")
+
+    @property
+    def verdict(self) -> Sequence[str]:
+        """Whether a posterior helps, in sentences."""
+        return self.details.get("verdict", {}).get("text", ())
+
+    @property
+    def review(self) -> Mapping[str, Any] | None:
+        """The test rows to look at first, if they were asked for."""
+        return self.details.get("review")
 
     def reproducible(self) -> Self:
         """The part that is the same for the same inputs: no times, no folders."""
@@ -106,6 +130,7 @@ class Result:
             "provenance": dict(self.provenance),
             "full": None if self.full is None else self.full.as_dict(),
             "rows": [row.as_dict() for row in self.rows],
+            "references": [row.as_dict() for row in self.references.rivals],
             **self._over_runs(),
             "gate": None if self.gate is None else self.gate.as_dict(),
             **self.details,
@@ -195,6 +220,8 @@ class Figures:
 
     calibration_axes: tuple[str, str]  # labels of x and y
     calibration: Sequence[Series]
+    risk_label: str  # of the y-axis of `risk_coverage`
+    risk_coverage: Sequence[Series]  # share of the rows that are kept, and their mean risk
     scatter: Sequence[Series]  # σ_full and σ
     layers: Sequence[LayerShare]
     missing: Mapping[str, str]  # why a picture cannot be drawn, by its kind

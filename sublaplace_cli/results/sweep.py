@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from .metric_table import LISTED
-from .result import Listing, Result, Row, Setup, SweepMember, SweepResult
+from .result import Listing, References, Result, Row, Setup, SweepMember, SweepResult
 
 
 def combine(labels: Sequence[tuple[str, int]], results: Sequence[Result]) -> SweepResult:
@@ -19,12 +19,21 @@ def combine(labels: Sequence[tuple[str, int]], results: Sequence[Result]) -> Swe
     return SweepResult(
         setup=Setup(**{key: _common([setup[key] for setup in setups]) for key in setups[0]}),
         provenance={key: _common([own.provenance[key] for own in results]) for key in results[0].provenance},
-        full=_mean(fulls, members) if len(fulls) == len(results) else None,
+        references=References(
+            _mean(fulls, members) if len(fulls) == len(results) else None, _mean_rivals(results, members)
+        ),
         rows=tuple(replace(row, checkpoint=m.checkpoint, seed=m.seed) for m in members for row in m.result.rows),
         mean=tuple(_mean(rows, members) for rows in zip(*(result.rows for result in results), strict=True)),
         members=tuple(members),
         seconds={stage: round(sum(own.get(stage, 0.0) for own in seconds), 4) for stage in stages},
     )
+
+
+def _mean_rivals(results: Sequence[Result], members: Sequence[SweepMember]) -> tuple[Row, ...]:
+    """The means of those that every run has."""
+    by_run = [{row.name: row for row in result.references.rivals} for result in results]
+    names = [name for name in by_run[0] if all(name in own for own in by_run)]
+    return tuple(_mean([own[name] for own in by_run], members) for name in names)
 
 
 def combine_plans(checkpoints: Sequence[str], plans: Sequence[Listing]) -> Listing:

@@ -14,8 +14,9 @@ from ..files.data.arrays import npy_header
 from ..files.data.datasets import read_matrix
 from ..files.reading import reading
 from ..json_files import read_bounded
+from .project import parameter_table
 from .rows.passes import InputReader
-from .run import Run, parameter_table
+from .run import Run
 from .selections import Chosen
 
 INDEX_BYTES = 64  # of one index in a file, at most; 2²⁰ bytes are always allowed
@@ -69,7 +70,7 @@ def _from_artifact(run: Run, path: Path) -> Chosen:
 
 
 def oracle_outputs(run: Run) -> Tensor | None:
-    """f of the oracle at the test rows (M, C) float64; None if the spec names none."""
+    """What the oracle predicts for the targets of the test rows (M, D) float64; None if the spec names none."""
     oracle = run.project.spec.oracle
     if oracle is None:
         return None
@@ -81,14 +82,16 @@ def oracle_outputs(run: Run) -> Tensor | None:
         model = network.module.eval().to(device=run.device, dtype=run.dtype)
         f = InputReader.for_model(model, split, run.device).outputs(model, split)
     expected = (len(split), run.passes.n_outputs)
-    if tuple(f.shape) != expected:
+    means = run.unit_likelihood.means(run.passes.n_outputs)
+    n_means = len(range(run.passes.n_outputs)[means])
+    if tuple(f.shape) not in (expected, (len(split), n_means)):
         raise UserError(
             f"oracle: its outputs have the shape {tuple(f.shape)}, expected {expected} (test rows, outputs)",
             hint="for a ten-class oracle of a binary task add oracle.wrap: {binary-logodds: {classes: […]}}",
         )
     if not bool(torch.isfinite(f).all()):
         raise UserError("oracle: its outputs are not all finite")
-    return f.to(run.device)
+    return (f if f.shape[1] == n_means else f[:, means]).to(run.device)
 
 
 def _from_file(run: Run, predictions: str, array: str | None) -> Tensor:

@@ -112,11 +112,15 @@ class PosteriorOptions:
     rescale: Annotated[
         str | None,
         Text(
-            "correct for what a sub-network leaves out: none, scale or hybrid; default: as the spec says, else none",
+            "correct the size of the variances: calibrated (by targets of held-out rows), scale or hybrid (by the full "
+            "posterior) or none; default: as the spec says, else none",
             "KIND",
             RESCALES,
         ),
     ] = None
+    folds: Annotated[
+        int, Text("without a validation split, calibrate each of so many parts of the test rows on the others", "N")
+    ] = 5
     link: Annotated[
         str | None,
         Text(
@@ -148,9 +152,13 @@ class OutputOptions:
     predictions: Annotated[File, Text("write mean and std of each test row (.csv, .jsonl, .safetensors)", "FILE")] = (
         None
     )
+    review: Annotated[
+        int | None, Text("list the N test rows that the first method is most uncertain of: look at these first", "N")
+    ] = None
     plot: Annotated[File, Text("draw the result (.png, .svg or .pdf; needs the extra [plot])", "FILE")] = None
     plot_kind: Annotated[
-        str | None, Text("curves (the default), calibration, scatter or map; with --plot", "KIND", tuple(PICTURES))
+        str | None,
+        Text("curves (the default), calibration, risk-coverage, scatter or map; with --plot", "KIND", tuple(PICTURES)),
     ] = None
     report: Annotated[File, Text("one HTML file with table, pictures, gate and provenance (extra [plot])", "FILE")] = (
         None

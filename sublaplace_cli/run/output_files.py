@@ -99,30 +99,45 @@ def write_lines(path: Path, lines: list[Line]) -> None:
 
 def write_tensors(path: Path, run: Run, prediction: Prediction, known: Comparison) -> None:
     """As safetensors, with the metadata of an artifact."""
-    tensors = {"mean": prediction.mean, "std": prediction.std}
-    optional = {"std_full": known.std_full, "target": known.targets, "samples": prediction.samples}
+    tensors = {"mean": prediction.mean, "std": prediction.std, **_own_noise(prediction, known)}
+    samples = None if prediction.samples is None else prediction.samples[:, :, prediction.means].contiguous()
+    optional = {"std_full": known.std_full, "target": known.targets, "samples": samples}
     tensors |= {name: tensor for name, tensor in optional.items() if tensor is not None}
+    tensors |= known.likelihood.row_columns(prediction.outputs)
     key = Key("predictions", path.name, {}, {"method": prediction.method, "k": prediction.k})
     write_artifact(path, key.kind, run.store.describe(key, {}), tensors)
 
 
+def _own_noise(prediction: Prediction, known: Comparison) -> dict[str, torch.Tensor]:
+    """Standard deviations of the noise and of a new observation, if they differ from row to row."""
+    noise = known.likelihood.noise(prediction.outputs)
+    if noise is None or known.likelihood.noise_variance is not None:
+        return {}
+    return {"noise_std": noise.sqrt(), "total_std": (prediction.std.square() + noise).sqrt()}
+
+
 def prediction_lines(run: Run, prediction: Prediction, known: Comparison, label: Line) -> Iterator[Line]:
-    """One line per test row and output; the columns of the label come first."""
-    mean, std, split = prediction.mean, prediction.std, run.split("test")
-    columns: dict[str, torch.Tensor] = {"mean": mean, "std": std}
+    """One line per test row and target; the columns of the label come first."""
+    mean, split = prediction.mean, run.split("test")
+    stds = {"std": prediction.std, **_own_noise(prediction, known)}
+    columns: dict[str, torch.Tensor] = {"mean": mean, **stds}
     if known.std_full is not None:
         columns["std_full"] = known.std_full
     if split.target_scale is not None:
-        scale = torch.as_tensor(split.target_scale.std, dtype=torch.float64, device=std.device)
-        shift = torch.as_tensor(split.target_scale.mean, dtype=torch.float64, device=std.device)
-        columns |= {"mean_original": mean * scale + shift, "std_original": std * scale}
+        scale = torch.as_tensor(split.target_scale.std, dtype=torch.float64, device=mean.device)
+        shift = torch.as_tensor(split.target_scale.mean, dtype=torch.float64, device=mean.device)
+        columns["mean_original"] = mean * scale + shift
+        columns |= {f"{name}_original": std * scale for name, std in stds.items()}
     log_p = known.likelihood.log_probabilities(prediction.outputs)
     if log_p is not None:
         columns["probability"] = log_p.exp()[:, -mean.shape[1] :]
+    further = known.likelihood.row_columns(prediction.outputs)
     if known.targets is not None:
-        columns["target"] = known.targets if known.targets.ndim == 2 else known.targets.unsqueeze(1).expand_as(mean)
+        further = {**further, "target": known.targets}
+    # What a row has once is repeated for each of its outputs.
+    columns |= {name: t if t.ndim == 2 else t.unsqueeze(1).expand_as(mean) for name, t in further.items()}
     for i, sample in enumerate(prediction.samples if prediction.samples is not None else (), start=1):
-        columns[f"sample_{i}"] = sample
+        columns[f"sample_{i}"] = sample[:, prediction.means]
     values = {name: tensor.cpu().tolist() for name, tensor in columns.items()}
     for i, row in enumerate(split.rows.tolist()):
         for c in range(mean.shape[1]):

@@ -4,7 +4,7 @@ The rows of a split are opened, and the scores and the full posterior computed, 
 result may make them unnecessary.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from ..core.omega.precision import Precision
 from ..core.omega.row_sums import own_products, squared_gradients
 from ..core.posterior.full import FullPosterior, fit_full
 from ..core.posterior.rescale import left_out
+from ..core.tuning.calibration import Calibrator
 from ..files.artifacts.artifact import Artifact
 from ..files.artifacts.run_folder import file_stem
 from ..reporter import Reporter
@@ -28,20 +29,16 @@ from .run import Run
 from .store import Content, Key, Stored
 
 
-def _opened(name: str) -> cached_property[SplitRows]:
-    return cached_property(lambda rows: open_rows(rows.run.store, rows.run.row_storage(name)))
-
-
 @dataclass(frozen=True)
 class Rows:
     """The rows of a run, each split opened once."""
 
     run: Run
+    _opened: dict[str, SplitRows] = field(default_factory=dict)  # by the name under which they are stored
 
-    train = _opened("train")
-    test = _opened("test")
-    validation = _opened("validation")
-    reference = _opened("reference")  # the split of that name; `scored` may be another one
+    @property
+    def train(self) -> SplitRows:
+        return self.of("train")
 
     @property
     def scored(self) -> SplitRows:
@@ -49,8 +46,43 @@ class Rows:
         return self.of(self.run.job.selection.reference)
 
     def of(self, name: str) -> SplitRows:
-        """The rows of a split by any of its names."""
-        return getattr(self, self.run.splits.origins[name])
+        """The rows of a split by any of its names; those of Ω and the scores may be sampled, predicted ones are not."""
+        stored = self.run.stored_as(name)
+        if stored not in self._opened:
+            self._opened[stored] = open_rows(self.run.store, self.run.row_storage(stored))
+        return self._opened[stored]
+
+
+@dataclass(frozen=True)
+class PredictedRows:
+    """The rows of a split that methods predict: the test rows, or others that they are judged on."""
+
+    run: Run
+    rows: Rows
+    split: str
+    prior: Tensor  # v (p,)
+
+    @property
+    def jacobian(self) -> Jacobian:
+        rows = self.rows.of(self.split)
+        assert not rows.is_sampled, "predictions are of all outputs: what needs them at training rows was refused"
+        return rows.jacobian
+
+    @cached_property
+    def f(self) -> Tensor:
+        """Outputs of the network (M, C); by plain passes if no method needs gradients here."""
+        needed = self.split == "test" or self.run.calibrates
+        return self.jacobian.outputs if needed and self.run.job.needs_gradients else self.run.outputs(self.split)
+
+    @property
+    def targets(self) -> Tensor | None:
+        return self.run.targets(self.split)
+
+    @cached_property
+    def products(self) -> Tensor:
+        """G V⁻¹ Gᵀ of each row (M, C, C): on the diagonal, ‖g‖² in the metric V⁻¹."""
+        with self.run.store.timed("predict"):
+            return own_products(self.jacobian, self.prior, self.run.memory)
 
 
 @dataclass(frozen=True)
@@ -68,6 +100,7 @@ class Problem:
     run: Run
     rows: Rows
     hyperparameters: Hyperparameters
+    _predicted: dict[str, PredictedRows] = field(default_factory=dict)
 
     @cached_property
     def omega(self) -> Precision:
@@ -80,7 +113,7 @@ class Problem:
     def scores(self) -> Stored[Scores]:
         """The scores, stored as the score and diag(Ω)."""
         run, prior = self.run, self.hyperparameters.prior
-        facts = {"score": run.job.selection.score, "reference": run.splits.origins[run.job.selection.reference]}
+        facts = {"score": run.job.selection.score, "reference": run.stored_as(run.job.selection.reference)}
 
         def read(artifact: Artifact) -> Scores:
             shape = (run.layout.size,)
@@ -141,18 +174,31 @@ class Problem:
         with self.run.store.timed("rescale"):
             return left_out(full, self.omega)
 
+    @property
+    def means(self) -> slice:
+        """The outputs that predict the targets, which a rescaling is fitted for."""
+        return self.hyperparameters.likelihood.means(self.run.passes.n_outputs)
+
     @cached_property
     def train_products(self) -> Tensor:
-        return self._products(self.rows.train.jacobian)
+        return self.predicted("train").products
+
+    def predicted(self, split: str) -> PredictedRows:
+        if split not in self._predicted:
+            self._predicted[split] = PredictedRows(self.run, self.rows, split, self.hyperparameters.prior)
+        return self._predicted[split]
+
+    @property
+    def held_out(self) -> PredictedRows:
+        """The rows whose targets a calibration is fitted to."""
+        return self.predicted(self.run.held_out)
 
     @cached_property
-    def test_products(self) -> Tensor:
-        return self._products(self.rows.test.jacobian)
-
-    def _products(self, jacobian: Jacobian) -> Tensor:
-        """G V⁻¹ Gᵀ of each row (M, C, C): on the diagonal, ‖g‖² in the metric V⁻¹."""
-        with self.run.store.timed("predict"):
-            return own_products(jacobian, self.hyperparameters.prior, self.run.memory)
+    def calibrator(self) -> Calibrator:
+        targets, run = self.run.targets(self.run.held_out), self.run
+        assert targets is not None, "they were checked before"
+        n_folds = run.job.posterior.folds if run.held_out == "test" else None
+        return Calibrator(self.hyperparameters.likelihood, targets, n_folds)
 
     @property
     def other_reference(self) -> Jacobian | None:

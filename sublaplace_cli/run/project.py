@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from .. import __version__
-from ..catalog import TASKS, load
+from ..catalog import CALIBRATED, load, task_of
 from ..core.likelihoods import Likelihood
 from ..core.network.layout import Layout
 from ..errors import UserError
 from ..files.artifacts.atomic import digest_of, digest_of_files
 from ..files.artifacts.run_folder import fingerprint
-from ..files.data.datasets import origin_of
 from ..files.networks.loading import Network, NetworkSource, load_network
 from ..files.spec.loading import LoadedSpec
 from ..files.spec.models import ModelSpec, Spec
@@ -37,8 +36,8 @@ class Project:
 
     @property
     def likelihood(self) -> Callable[[], Likelihood]:
-        """The class of the task's likelihood."""
-        return load(TASKS[self.spec.task].entry)
+        """The class of the likelihood, by task and outputs."""
+        return load(task_of(self.spec.task, self.spec.outputs).entry)
 
     def resolve(self, value: str, field: str) -> Path:
         return self.loaded.resolve(value, field, self.options.allow_outside)
@@ -86,8 +85,13 @@ def _number(prior: object) -> float:
     return float(prior) if isinstance(prior, (int, float)) else 1.0
 
 
-def identity_of(job: Job, project: Project, files: dict[str, list[Path]], device: torch.device) -> dict[str, Any]:
-    """What identifies a run, as plain data: its files and every option that changes a number."""
+def identity_of(
+    job: Job, project: Project, files: dict[str, list[Path]], device: torch.device, reference: str
+) -> dict[str, Any]:
+    """What identifies a run, as plain data: its files and every option that changes a number.
+
+    `reference` is the name under which the rows that scores are taken over are stored.
+    """
     spec, chosen = project.spec, job.selection
     described = spec.model_dump(mode="json", by_alias=True)
     described.pop("gate")  # it checks numbers and changes none
@@ -107,13 +111,36 @@ def identity_of(job: Job, project: Project, files: dict[str, list[Path]], device
             "gram_dtype": job.compute.gram_dtype,
             "seed": chosen.seed,
             "score": chosen.score,
-            "reference": origin_of(spec.data, chosen.reference),
+            "reference": reference,
             "pool": chosen.pool,
             "device": device.type,
             # Without a full posterior an open prior is tuned for the one sub-network: another one is another run.
             "tuned_for": [chosen.method, chosen.k] if job.posterior.full == "none" and _is_open(project) else None,
         },
     }
+
+
+def metadata_of(
+    job: Job, project: Project, identity: Mapping[str, Any], device: torch.device, layout: Layout
+) -> dict[str, Any]:
+    """What every artifact of a run says about it."""
+    return {
+        "tool": __version__,
+        "torch": torch.__version__,
+        "device": device.type,
+        "dtype": job.compute.dtype,
+        "seed": job.selection.seed,
+        "spec": project.spec.model_dump(mode="json", by_alias=True),
+        "spec_sha256": project.loaded.sha256,
+        "weights_sha256": identity["weights"],
+        "data_sha256": identity["data"],
+        "parameters": parameter_table(layout),
+    }
+
+
+def parameter_table(layout: Layout) -> list[list[Any]]:
+    """Name, shape and offset of each trainable parameter, as artifacts hold them."""
+    return [[parameter.name, list(parameter.shape), parameter.offset] for parameter in layout.parameters]
 
 
 def _is_open(project: Project) -> bool:
@@ -123,10 +150,37 @@ def _is_open(project: Project) -> bool:
     return posterior.noise_variance == "marglik" or any(not isinstance(value, (int, float)) for value in values)
 
 
-def provenance_of(identity: dict[str, Any], rescale: str, link: str | None, job: Job) -> dict[str, Any]:
-    """What a result was made from, and what two results must share to be compared."""
+def split_names(job: Job, project: Project, with_train: bool) -> list[str]:
+    """The names in order; without the training rows if a stored posterior predicts."""
+    posterior = project.spec.posterior
+    needed, welcome = job.split_names()
+    names = [*(["train"] if with_train else []), *needed, *(name for name in welcome if _has(project, name))]
+    if with_train:
+        names += _held_out(job, project)
+    names += filter(None, [getattr(posterior.noise_variance, "from_", None)])
+    return list(dict.fromkeys(names))
+
+
+def _held_out(job: Job, project: Project) -> list[str]:
+    """Splits whose targets a calibration or a tuned prior is fitted to."""
+    posterior, has_validation = project.spec.posterior, _has(project, "validation")
+    if hasattr(posterior.prior_precision, "tune"):
+        return ["validation"]
+    if job.command in ("fit", "evaluate") and (job.posterior.rescale or posterior.rescale) == CALIBRATED:
+        return ["validation" if has_validation else "test"]
+    is_compared = job.command == "evaluate" and task_of(project.spec.task).labels  # with a temperature
+    return ["validation"] if has_validation and is_compared else []
+
+
+def _has(project: Project, name: str) -> bool:
+    return getattr(project.spec.data.splits, name, None) is not None
+
+
+def provenance_of(identity: dict[str, Any], options: dict[str, Any], job: Job) -> dict[str, Any]:
+    """What a result was made from, and what two results must share to be compared: `options`, among others."""
     spec = _without_paths(identity["spec"])
     rows = [identity["data"], spec["data"], spec["task"], spec["model"].get("wrap")]
+    rows += [] if spec["outputs"] is None else [spec["outputs"]]  # so that the usual ones keep their baselines
     oracle = None if identity["oracle"] is None else digest_of([identity["oracle"], spec["oracle"]])
     return {
         "tool": __version__,
@@ -137,8 +191,8 @@ def provenance_of(identity: dict[str, Any], rescale: str, link: str | None, job:
         "data_sha256": identity["data"],
         "rows_sha256": digest_of(rows),
         "oracle_sha256": oracle,
-        "rescale": rescale,
-        "link": link,
+        "outputs": spec["outputs"],
+        **options,
         "dtype": job.compute.dtype,
         "seed": job.selection.seed,
     }

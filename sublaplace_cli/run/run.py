@@ -14,15 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import __version__
 from .. import device as devices
-from ..catalog import LINKS, TASKS
+from ..catalog import CALIBRATED, LINKS, TASKS
 from ..core.jacobian.capture import SAMPLE_ROWS, prepare_capture
 from ..core.likelihoods import Likelihood
 from ..core.likelihoods.links import Link
 from ..core.network.forward import last_linear
 from ..core.network.layout import Layout, network_digest
-from ..core.posterior.rescale import Kind
 from ..core.workers import WorkerGroup
 from ..errors import UserError
 from ..files.artifacts.run_folder import default_folder, fingerprint
@@ -31,11 +29,12 @@ from ..files.spec.loading import LoadedSpec
 from ..reporter import Reporter
 from ..sizes import format_bytes
 from .job import Choice, Job
-from .project import Project, identity_of, prior_vector, provenance_of
+from .project import Project, identity_of, metadata_of, prior_vector, provenance_of, split_names
 from .rows.passes import InputReader, Passes, parts_of
 from .rows.row_shards import RowSource
 from .rows.row_storage import RowStorage
-from .rows.sampled import with_sampled_rows
+from .rows.sampled import sampled_passes
+from .rows.splits import Splits
 from .store import Store
 
 
@@ -46,15 +45,6 @@ class NetworkFacts:
     layout: Layout
     last_linear: tuple[str, ...]  # parameters of the last nn.Linear that runs
     files: tuple[Path, ...]
-
-
-@dataclass(frozen=True)
-class Splits:
-    """The rows that a command reads."""
-
-    by_name: Mapping[str, Split]  # as the command names them
-    origins: Mapping[str, str]  # the split that holds the rows of each name: `reference` is often `train`
-    by_origin: Mapping[str, Split]
 
 
 @dataclass(frozen=True)
@@ -82,9 +72,31 @@ class Run:
         return tuple(choice.for_network(self.layout.size) for choice in self.job.choices)
 
     @property
-    def rescale(self) -> Kind:
+    def rescale(self) -> str:
         """The option if set, otherwise the value of the spec."""
-        return cast(Kind, self.job.posterior.rescale or self.project.spec.posterior.rescale)
+        return self.job.posterior.rescale or self.project.spec.posterior.rescale
+
+    @property
+    def calibrates(self) -> bool:
+        return self.rescale == CALIBRATED
+
+    @property
+    def fitted_rescale(self) -> str:
+        """The rescaling that is fitted to training rows; a calibration is applied to finished predictions."""
+        return "none" if self.calibrates else self.rescale
+
+    @property
+    def held_out(self) -> str:
+        """The split whose targets a calibration is fitted to."""
+        return "validation" if "validation" in self.splits.by_name else "test"
+
+    def check_held_out(self, who: str) -> None:
+        """Refuse a calibration without targets, or with fewer test rows than folds."""
+        split, folds = self.split(self.held_out), self.job.posterior.folds
+        if split.targets is None:
+            raise UserError(f"{who}: the {self.held_out} rows have no targets to calibrate on")
+        if self.held_out == "test" and len(split) < folds:
+            raise UserError(f"{who}: {len(split)} test rows are too few for --folds {folds}")
 
     @property
     def link(self) -> Link | None:
@@ -104,7 +116,15 @@ class Run:
         return getattr(torch, self.job.compute.dtype)
 
     def split(self, name: str) -> Split:
-        return self.splits.by_origin[self.splits.origins[name]]
+        return self.splits.of(name)
+
+    def stored_as(self, name: str) -> str:
+        """The name under which the Jacobian of a split is stored."""
+        return self.splits.stored_as(name, samples=self.passes.sampled is not None)
+
+    def samples(self, name: str) -> bool:
+        """Whether the Jacobian of a split is one of random combinations of the outputs."""
+        return self.passes.over(self.stored_as(name)) is not self.passes
 
     def targets(self, name: str) -> Tensor | None:
         """Numbers (N, C) float64, or classes (N,) int64."""
@@ -116,6 +136,7 @@ class Run:
         return self.passes.reader.outputs(self.passes.model, self.split(name))
 
     def row_source(self, name: str) -> RowSource:
+        """By the name under which the rows are stored."""
         split, passes = self.split(name), self.passes.over(name)
         return RowSource(
             name, split, passes, self.layout, self.unit_likelihood, self.device, self.workers, self.reporter
@@ -136,9 +157,8 @@ class Run:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        sampled = self.passes.sampled
-        hessian = "exact" if sampled is None else f"sampled: {sampled.row_outputs}"
-        return {**provenance_of(self.store.identity, self.rescale, self.link, self.job), "hessian": hessian}
+        options = {"rescale": self.rescale, "link": self.link, "hessian": self.passes.hessian}
+        return provenance_of(self.store.identity, options, self.job)
 
     def with_half_the_memory(self) -> Run:
         """The same run after it ran out of memory; finished parts come from the store."""
@@ -193,7 +213,7 @@ def _checked_run(
     if not layout.parameters:
         raise UserError("the model has no trainable parameter", hint="check requires_grad in the code that builds it")
     prior_vector(project.spec.posterior.prior_precision, layout, project.loaded.path)  # refuses a wrong glob early
-    names = _split_names(job, project, scales)
+    names = split_names(job, project, with_train=scales is None)
     splits = load_splits(project.spec, names, project.resolve, project.memory, scales)
     first = next(iter(splits.values()))  # the training rows, if they are read
     reader = InputReader.for_model(model, first, device)
@@ -202,32 +222,22 @@ def _checked_run(
     for note in capture.notes:
         reporter.note(note)
     _check_targets(project.likelihood(), capture.n_outputs, splits)
-    data = data_files(project.spec.data, project.resolve, None if scales is None else names)
-    files = {"weights": list(network.files), "data": data, **project.reference_files()}
-    identity = identity_of(job, project, files, device)
-    folder = job.project.run_dir or default_folder(project.loaded.folder, identity)
-    store = Store(folder.absolute(), identity, _metadata(job, project, identity, device, layout), reporter)
-    store.force, store.max_bytes, store.device = job.compute.force, job.max_artifact, device
-    facts = NetworkFacts(layout, tuple(last_linear(model, sample)), (project.loaded.path, *chain(*files.values())))
     origins = {name: origin_of(project.spec.data, name) for name in ("train", "reference", *splits)}
-    by_origin = {origins[name]: split for name, split in splits.items()}
+    read = Splits(splits, origins, {origins[name]: split for name, split in splits.items()})
     passes = Passes(model, reader, capture, reporter)
     if scales is None:  # the training rows are read
-        passes = with_sampled_rows(passes, project.spec, project.likelihood(), job.selection.seed, sample, memory)
-    return Run(
-        job, project, facts, Splits(splits, origins, by_origin), passes, device, memory, workers, store, reporter
-    )
-
-
-def _split_names(job: Job, project: Project, scales: Scales | None) -> list[str]:
-    needed, welcome = job.split_names()
-    names = [*([] if scales is not None else ["train"]), *needed]
-    names += [name for name in welcome if getattr(project.spec.data.splits, name) is not None]
-    if hasattr(project.spec.posterior.prior_precision, "tune") and scales is None:
-        names.append("validation")
-    if getattr(project.spec.posterior.noise_variance, "from_", None) == "test":
-        names.append("test")
-    return list(dict.fromkeys(names))
+        seed = job.selection.seed
+        passes.sampled = sampled_passes(passes, project.spec, project.likelihood(), seed, sample, memory)
+    data = data_files(project.spec.data, project.resolve, None if scales is None else names)
+    files = {"weights": list(network.files), "data": data, **project.reference_files()}
+    reference = read.stored_as(job.selection.reference, samples=passes.sampled is not None)
+    identity = identity_of(job, project, files, device, reference)
+    folder = job.project.run_dir or default_folder(project.loaded.folder, identity)
+    store = Store(folder.absolute(), identity, metadata_of(job, project, identity, device, layout), reporter)
+    store.force, store.max_bytes, store.device = job.compute.force, job.max_artifact, device
+    facts = NetworkFacts(layout, tuple(last_linear(model, sample)), (project.loaded.path, *chain(*files.values())))
+    passes.over(first.name).float64_checks.try_out(read.of(first.name))
+    return Run(job, project, facts, read, passes, device, memory, workers, store, reporter)
 
 
 def _check_targets(likelihood: Likelihood, n_outputs: int, splits: Mapping[str, Split]) -> None:
@@ -242,28 +252,6 @@ def _check_targets(likelihood: Likelihood, n_outputs: int, splits: Mapping[str, 
             )
 
 
-def _metadata(
-    job: Job, project: Project, identity: Mapping[str, Any], device: torch.device, layout: Layout
-) -> dict[str, Any]:
-    return {
-        "tool": __version__,
-        "torch": torch.__version__,
-        "device": device.type,
-        "dtype": job.compute.dtype,
-        "seed": job.selection.seed,
-        "spec": project.spec.model_dump(mode="json", by_alias=True),
-        "spec_sha256": project.loaded.sha256,
-        "weights_sha256": identity["weights"],
-        "data_sha256": identity["data"],
-        "parameters": parameter_table(layout),
-    }
-
-
-def parameter_table(layout: Layout) -> list[list[Any]]:
-    """Name, shape and offset of each trainable parameter, as artifacts hold them."""
-    return [[parameter.name, list(parameter.shape), parameter.offset] for parameter in layout.parameters]
-
-
 def _require_agreement(run: Run) -> None:
     """All workers must see the same network and the same rows, and differentiate it in the same way."""
     captures = [run.passes.capture, run.passes.over("train").capture]
@@ -276,7 +264,10 @@ def _require_agreement(run: Run) -> None:
         "torch": torch.__version__,
         "weights, data or options": fingerprint(run.store.identity),
         "rows": {name: len(split) for name, split in run.splits.by_name.items()},
-        "way of differentiating the network": [[own.rows_per_pass for own in captures], captures[0].batched, blocks],
+        "way of differentiating the network": [
+            *([own.rows_per_pass for own in captures], captures[0].batched, blocks),
+            run.passes.float64_checks.network.are_comparable,
+        ],
     }
     for rank, theirs in enumerate(run.workers.exchange(own)):
         for what, value in own.items():

@@ -11,7 +11,7 @@ import reference
 import torch
 from cases import CASES
 from cli.cli_tools import Project
-from core.problems import NOISE, assert_close, case_named, prior_of, random_matrix, subset
+from core.problems import NOISE, assert_close, case_named, likelihood_of, prior_of, random_matrix, subset
 from torch import Tensor, nn
 
 import sublaplace_cli
@@ -30,7 +30,7 @@ from sublaplace_cli import (
     variances,
 )
 from sublaplace_cli.api import command, library
-from sublaplace_cli.catalog import METHODS, TASKS, load
+from sublaplace_cli.catalog import METHODS
 from sublaplace_cli.core.network.forward import row_count
 from sublaplace_cli.core.network.layout import Layout
 
@@ -58,8 +58,8 @@ def dense(name: str, prior: str) -> Dense:
     model, train, _, test, _ = case.make()
     f, J = reference.jacobian(model, train, row_count(train))
     _, J_test = reference.jacobian(model, test, row_count(test))
-    sigma2 = NOISE if case.task == "regression" else 1.0
-    H, v = reference.output_hessian(case.task, f, sigma2), prior_of(prior, J.shape[2])
+    sigma2 = NOISE if case.kind == "regression" else 1.0
+    H, v = reference.output_hessian(case.kind, f, sigma2), prior_of(prior, J.shape[2])
     return Dense(f, J, J_test, H, v, reference.precision(J, H, v), sigma2)
 
 
@@ -69,7 +69,7 @@ def public(name: str, prior: str, hold: bool = True):
     case = case_named(name)
     model, train, _, test, _ = case.make()
     rows = jacobian(model, train, hold=hold)
-    likelihood = load(TASKS[case.task].entry)().with_noise(NOISE)
+    likelihood = likelihood_of(case, NOISE)
     prior_precision = 0.7 if prior == "equal" else prior_of(prior, rows.layout.size)
     return precision(rows, likelihood, prior_precision), jacobian(model, test, hold=hold, like=rows)
 
@@ -303,7 +303,7 @@ def test_the_rows_of_a_pass_do_not_matter(name, hold, rows_per_pass):
 @each_prior
 def test_a_dense_jacobian_gives_the_same_posterior(name, prior):
     known, (omega, test) = dense(name, prior), public(name, prior)
-    likelihood = load(TASKS[case_named(name).task].entry)().with_noise(NOISE)
+    likelihood = likelihood_of(case_named(name), NOISE)
     plain = precision(dense_jacobian(known.J, known.f), likelihood, known.v)
     S = select(plain, "greedy", k=6)
     assert torch.equal(S.indices, select(omega, "greedy", k=6).indices)

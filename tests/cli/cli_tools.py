@@ -167,13 +167,15 @@ def save(model: nn.Module, path: Path) -> None:
 class Project:
     """A folder with a spec, data and weights: an mlp 3-8-C on 30 rows, 22 of them for training."""
 
-    def __init__(self, folder: Path, task: str = "regression", outputs: int = 1, rows: int = 30) -> None:
+    def __init__(
+        self, folder: Path, task: str = "regression", outputs: int = 1, rows: int = 30, meaning: str | None = None
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.task, self.outputs = folder, task, outputs
+        self.folder, self.task, self.outputs, self.meaning = folder, task, outputs, meaning
         rng = np.random.default_rng(0)
         self.x = rng.normal(size=(rows, 3))
         classes = 2 if task == "binary" else outputs
-        self.y = rng.normal(size=(rows, outputs)) if task == "regression" else np.arange(rows)[:, None] % classes
+        self.y = rng.normal(size=(rows, self.targets)) if task == "regression" else np.arange(rows)[:, None] % classes
         names = [f"y{c}" for c in range(self.y.shape[1])]
         self.write_csv("data.csv", ["a", "b", "c", *names], np.hstack([self.x, self.y]))
         self.model = mlp([3, 8, outputs])
@@ -181,6 +183,7 @@ class Project:
         self.spec: dict[str, Any] = {
             "version": 1,
             "task": task,
+            **({} if meaning is None else {"outputs": meaning}),
             "model": {
                 "build": {"arch": "mlp", "args": {"in": 3, "hidden": [8], "out": outputs, "act": "tanh"}},
                 "weights": {"path": "model.safetensors"},
@@ -194,6 +197,16 @@ class Project:
             "posterior": {"prior_precision": 1.0},
         }
         self.save()
+
+    @property
+    def kind(self) -> str:
+        """The likelihood, as the reference calls it."""
+        return self.meaning or self.task
+
+    @property
+    def targets(self) -> int:
+        """Outputs that predict targets: half of them, if the others are log-variances."""
+        return self.outputs // (1 if self.meaning is None else 2)
 
     @property
     def size(self) -> int:
@@ -238,6 +251,35 @@ class Project:
 
     def tensors(self) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(self.x), torch.from_numpy(self.y)
+
+
+def kink_project(folder: Path, classes: int = 0) -> Project:
+    """1-3-1 with relu(3x − 2.1) as its first unit, and five rows within 3e-9 of its kink: one number in float32.
+
+    With `classes` it has so many outputs with random weights.
+    """
+    project = Project(folder, "multiclass" if classes else "regression", classes or 1)
+    model = nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, classes or 1))
+    values = [[3.0, 1.0, -1.0], [-2.1, 0.5, 0.21], [2.0, 0.5, 0.7], [0.1]]
+    if classes:
+        rng = np.random.default_rng(2)
+        values[2:] = [rng.normal(size=count).tolist() for count in (3 * classes, classes)]
+    with torch.no_grad():
+        for parameter, own in zip(model.parameters(), values, strict=True):
+            parameter.copy_(torch.tensor(own).reshape(parameter.shape))
+    save(model, folder / "model.safetensors")
+    x = np.random.default_rng(1).uniform(0.3, 1.2, size=30)
+    kink = float(torch.tensor(2.1)) / 3  # with the bias as float32 holds it
+    x[[5, 9, 12, 17, 22]] = kink + np.array([-1e-9, 1e-9, 3e-9, 2e-9, -2e-9])
+    project.write_csv("data.csv", ["a", "y0"], np.stack([x, project.y[:, 0] if classes else np.sin(5 * x)], 1))
+    return project.use(
+        model={
+            "build": {"arch": "mlp", "args": {"in": 1, "hidden": [3], "out": classes or 1}},
+            "weights": {"path": "model.safetensors"},
+        },
+        data={**project.spec["data"], "columns": {"target": "y0", "input": ["a"]}},
+        posterior={"prior_precision": 0.5, **({} if classes else {"noise_variance": 0.05})},
+    )
 
 
 def contents(folder: Path) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli.cli_tools import Project, Tool
@@ -19,7 +20,7 @@ def tool(tmp_path_factory: pytest.TempPathFactory) -> Tool:
 def make(tmp_path: Path) -> Callable[..., Project]:
     """A fresh project: `make("binary")`."""
 
-    def build(task: str = "regression", outputs: int = 1, name: str = "project", **more: int) -> Project:
+    def build(task: str = "regression", outputs: int = 1, name: str = "project", **more: Any) -> Project:
         return Project(tmp_path / name, task, outputs, **more)
 
     return build

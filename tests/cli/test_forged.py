@@ -98,6 +98,9 @@ FORGED_NUMBERS = [
     (SUBNET, "parameters", [["a"]]),
     (SUBNET, "spec", {"task": "poetry"}),
     (SUBNET, "spec", 5),
+    (SUBNET, "spec", {"task": "regression", "outputs": "mean-and-log-variance", "model": {}, "data": {}}),
+    (SUBNET, "spec", {"task": "binary", "outputs": "mean-and-log-variance", "model": {}, "data": {}}),
+    (SUBNET, "spec", {"task": "regression", "outputs": 7, "model": {}, "data": {}}),
     (SUBNET, "serving", {"row_shapes": 3}),
     (SUBNET, "inputs", None),
     ("posterior-full-k41", "condition", "low"),
@@ -115,7 +118,7 @@ def test_metadata_that_cannot_be_right(done: Done, tmp_path: Path, stem: str, fi
     kind = metadata(path)["kind"]
     assert open_artifact(path, kind)
     forge(path, {field: value})
-    with pytest.raises(UserError, match=rf"{stem}.safetensors: .*({field}|factor|columns|input|target)"):
+    with pytest.raises(UserError, match=rf"{stem}.safetensors: .*({field}|factor|columns|input|target|outputs)"):
         open_artifact(path, kind)
 
 

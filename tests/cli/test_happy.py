@@ -14,6 +14,7 @@ import torch
 from cli.cli_tools import Project, Tool, call, contents, core, mlp, save, strict
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from scipy import stats
 
 Make = Callable[..., Project]
 STANDARDISE = {"input": "from-train", "target": "from-train"}
@@ -193,6 +194,29 @@ def test_predictions(tool: Tool, project: Project, tmp_path: Path) -> None:
     two = tool("evaluate", "--k", "5,6", "--predictions", tmp_path / "q.csv", cwd=project.folder)
     assert two.code == 0
     assert len((tmp_path / "q.csv").read_text().splitlines()) == 1 + 2 * 8
+    assert not {"entropy", "mutual_information", "confidence"} & {*records[0], *tensors}
+
+
+@pytest.mark.parametrize(("task", "outputs"), [("binary", 1), ("multiclass", 3)])
+def test_predictions_of_classes(tool: Tool, make: Make, tmp_path: Path, task: str, outputs: int) -> None:
+    project = make(task, outputs)
+    for suffix in ("csv", "jsonl", "safetensors"):
+        words = ("--k", 20, "--dtype", "float64", "--predictions", tmp_path / f"p.{suffix}")
+        assert tool("evaluate", *words, cwd=project.folder).code == 0
+    table = list(csv.DictReader(io.StringIO((tmp_path / "p.csv").read_text())))
+    records = [strict(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    tensors = load_file(tmp_path / "p.safetensors")
+    assert [{k: str(v) for k, v in record.items()} for record in records] == table
+    for i in range(8):
+        rows = records[i * outputs : (i + 1) * outputs]
+        p = [row["probability"] for row in rows]
+        p += [1 - p[0]] if outputs == 1 else []
+        for row in rows:
+            assert row["entropy"] == pytest.approx(stats.entropy(p), abs=1e-10)
+            assert row["confidence"] == pytest.approx(max(p), abs=1e-12)
+            assert 0 < row["mutual_information"] < row["entropy"]
+            for name in ("entropy", "mutual_information", "confidence"):
+                assert row[name] == float(tensors[name][i])
 
 
 def test_test_rows_without_targets(tool: Tool, project: Project, tmp_path: Path) -> None:

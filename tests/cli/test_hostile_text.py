@@ -152,7 +152,7 @@ def test_a_checkpoint_in_the_result(tool: Tool, project: Project, kind: str) -> 
     is_plain(run.out.replace("\t", " ") if kind == "tsv" else run.out)
     is_plain(run.err)
     if kind in ("tsv", "csv"):
-        assert len(run.out.splitlines()) == 1 + 2 * 2 + 2 + 1, "one line per row"
+        assert len(run.out.splitlines()) == 1 + 2 * 2 + 2 + 1 + 1, "one line per row, mean and reference"
 
 
 @pytest.mark.parametrize("method", ["names:[a-z0-9]*", "names:[/0-9]*", "names:[02.]*weight"])

@@ -40,10 +40,8 @@ def test_one_layer_and_one_kind_of_row_is_exact(tool: Tool, tmp_path: Path, task
     run = tool("evaluate", "--method", "kfac,full", "--dtype", "float64", "--json", cwd=project.folder)
     row, full = run.json()["rows"]
     assert row["k"] is None
-    # The softmax Hessian of the full posterior has a ridge of 1e-6, that of kfac has none.
-    close = 1e-4 if task == "multiclass" else 1e-6
-    assert row["mean_std"] == pytest.approx(full["mean_std"], rel=close)
-    assert row["w2"] < close * full["mean_std"]
+    assert row["mean_std"] == pytest.approx(full["mean_std"], rel=1e-6)
+    assert row["w2"] < 1e-6 * full["mean_std"]
     assert row["ipv"] == pytest.approx(full["ipv"], rel=1e-3)
 
 

@@ -49,6 +49,19 @@ def test_curves_name_methods_k_and_the_nominal_coverage(tool: Tool, project: Pro
         assert word in said
 
 
+@pytest.mark.parametrize("task", ["regression", "binary", "multiclass"])
+def test_risks_have_the_aurc_of_the_result(tool: Tool, make, task: str) -> None:
+    project = make(task, 3 if task == "multiclass" else 1)
+    words = ("--plot", "a.svg", "--plot-kind", "risk-coverage", "--json")
+    rows = tool("evaluate", *METHODS, *words, cwd=project.folder).json()["rows"]
+    said = svg_texts(project.folder / "a.svg")
+    for row in rows:
+        name = row["method"] if row["k"] is None else f"{row['method']} (k = {row['k']})"
+        assert f"{name}, aurc {row['aurc']:.4g}" in said
+    assert ("mean squared error" if task == "regression" else "error rate") in said
+    assert "rows in random order" in said
+
+
 def test_curves_of_a_sweep_and_of_a_bracket(tool: Tool, project: Project) -> None:
     save(mlp([3, 8, 1], seed=1), project.folder / "other.safetensors")
     both = ("--checkpoint", "model.safetensors", "--checkpoint", "other.safetensors")
@@ -91,7 +104,8 @@ def test_no_targets_no_calibration(tool: Tool, project: Project) -> None:
 
     np.savez(project.folder / "new.npz", x=project.x[:5].astype("float32"))
     project.save()
-    refused(tool("evaluate", "--k", 5, "--plot", "a.png", "--plot-kind", "calibration", cwd=project.folder), "targets")
+    for kind in ("calibration", "risk-coverage"):
+        refused(tool("evaluate", "--k", 5, "--plot", "a.png", "--plot-kind", kind, cwd=project.folder), kind, "targets")
     assert tool("evaluate", "--k", 5, "--report", "r.html", cwd=project.folder).code == 0
     assert "Not drawn: the test rows have no targets" in (project.folder / "r.html").read_text()
 

@@ -11,7 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.cli_tools import ENVIRONMENT, Project, Run, Tool, contents, core, mlp, quick_python, refused, save, strict
+from cli.cli_tools import (
+    ENVIRONMENT,
+    Project,
+    Run,
+    Tool,
+    contents,
+    core,
+    kink_project,
+    mlp,
+    quick_python,
+    refused,
+    save,
+    strict,
+)
 
 METHODS = "gradient,greedy,variance,random,neural-linear,full,diagonal,norm,constant,map"
 NET = """
@@ -126,6 +139,19 @@ def test_torchrun_gives_the_result_of_one_process(tool: Tool, tmp_path: Path) ->
     assert mine.keys() == theirs.keys()
     for name in ("jacobians-train", "jacobians-test", f"posterior-full-k{project.size}"):  # no sum over ranks in them
         assert mine[f"{name}.safetensors"] == theirs[f"{name}.safetensors"], name
+
+
+def test_rows_at_a_kink_are_those_of_one_process(tool: Tool, tmp_path: Path) -> None:
+    """Each rank uses float64 in some of its rows; the first one names them all."""
+    project = kink_project(tmp_path / "p")
+    choice = ("evaluate", "--method", "gradient", "--k", "7", "--json")
+    alone = tool(*choice, "--run-dir", tmp_path / "alone", cwd=project.folder)
+    two = leader(ranks(2, *choice, "--run-dir", tmp_path / "two", cwd=project.folder))
+    assert_same(core(two.json()), core(alone.json()))
+    said = [[line for line in run.err.splitlines() if "these rows are used in float64" in line] for run in (alone, two)]
+    assert said[0] == said[1] != []
+    for name in ("jacobians-train", "jacobians-test"):
+        assert contents(tmp_path / "two")[f"{name}.safetensors"] == contents(tmp_path / "alone")[f"{name}.safetensors"]
 
 
 def test_three_ranks_with_uneven_rows_and_several_classes(tool: Tool, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_a_training_row_costs_as_many_backward_passes_as_combinations(
 
     monkeypatch.setattr(passes_module.Passes, "__call__", passed)
     monkeypatch.setattr(torch.autograd, "grad", graded)
-    run(project, k="20")
+    run(project, k="20", dtype="float64")  # which is compared with nothing
     passes_over = {"train": -(-22 // 8), "test": 1}  # of 8 rows each
     assert counted == {"train": 8 * passes_over["train"], "test": CLASSES * passes_over["test"]}
 
@@ -166,8 +166,9 @@ def test_a_posterior_in_dual_form_predicts_alone(project: Project) -> None:
     expected = run(project, k="300")["rows"][0]
     path = project.folder / "run" / "posterior-gradient-k300.safetensors"
     assert load_file(path)["columns"].shape == (300, 22 * 8)
-    alone = run(project, posterior=path)["rows"][0]
-    assert alone["nll"] == pytest.approx(expected["nll"], rel=1e-6)
+    alone = run(project, posterior=path)
+    assert alone["rows"][0]["nll"] == pytest.approx(expected["nll"], rel=1e-6)
+    assert alone["provenance"]["hessian"] == "sampled: 8"
     predict = load_predictor(path, project.model)
     _, std = predict(project.x[22:].astype(np.float32))
     stored = load_file(project.folder / "run" / "predictions-gradient-k300.safetensors")["std"]
@@ -216,11 +217,87 @@ def test_tuning_uses_all_outputs_for_the_fit_and_combinations_for_omega(project:
     assert run(project, k="10", run_dir=project.folder / "nll")["tuned"]["nll"] > 0
 
 
-def test_test_rows_that_are_the_training_rows_have_all_outputs(project: Project) -> None:
-    project.use(data={**project.spec["data"], "splits": {"train": {"rows": "0:22"}, "test": {"same_as": "train"}}})
-    result = run(project, k="10")
-    assert result["n_test"] == 22
-    assert result["rows"][0]["nll"] is not None
+def with_splits(project: Project, **splits: Any) -> Project:
+    splits = {"train": {"rows": "0:22"}, "test": {"rows": "22:"}, **splits}
+    return project.use(data={**project.spec["data"], "splits": splits})
+
+
+def stored_outputs(project: Project) -> dict[str, int]:
+    """Outputs of each stored Jacobian."""
+    files = (project.folder / "run").glob("jacobians-*.safetensors")
+    return {path.stem.removeprefix("jacobians-"): load_file(path)["J/0.weight/deltas"].shape[1] for path in files}
+
+
+SAME_ROWS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, int]]] = {
+    "test is train": ({"test": {"same_as": "train"}}, {}, {"train": 8, "test": CLASSES}),
+    "train is test": ({"train": {"same_as": "test"}}, {}, {"train": 8, "test": CLASSES}),
+    "reference is test": ({"reference": {"same_as": "test"}}, {}, {"train": 8, "test": CLASSES}),
+    "reference is its own": (
+        {"reference": {"rows": "0:9"}, "test": {"same_as": "reference"}},
+        {},
+        {"train": 8, "reference": 8, "test": CLASSES},
+    ),
+    "validation is train, calibrated": (
+        {"validation": {"same_as": "train"}},
+        {"rescale": "calibrated"},
+        {"train": 8, "test": CLASSES, "validation": CLASSES},
+    ),
+    "validation is test is train, calibrated": (
+        {"test": {"same_as": "train"}, "validation": {"same_as": "test"}},
+        {"rescale": "calibrated"},
+        {"train": 8, "test": CLASSES, "validation": CLASSES},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SAME_ROWS)
+def test_predicted_rows_have_all_outputs_though_they_are_training_rows(project: Project, case: str) -> None:
+    splits, options, expected = SAME_ROWS[case]
+    result = run(with_splits(project, **splits), k="10,300", **options)
+    assert stored_outputs(project) == expected
+    assert all(row["nll"] is not None for row in result["rows"])
+    assert {f"jacobians-{name}" for name in ("train", "test")} <= set(result["artifacts"])
+    planned = run(project, dry_run=True, k="10,300", run_dir=project.folder / "plan", **options)
+    assert {name for name in planned["files"] if "jacobians" in name} == {f"jacobians-{name}" for name in expected}
+
+
+def test_a_tuned_prior_takes_all_outputs_of_validation_rows(project: Project) -> None:
+    project.use(posterior={"prior_precision": {"tune": "nll"}})
+    result = run(with_splits(project, validation={"same_as": "train"}), k="10")
+    assert result["tuned"]["nll"] <= result["tuned"]["start"]["nll"]
+    assert stored_outputs(project) == {"train": 8, "test": CLASSES, "validation": CLASSES}
+
+
+def test_scores_over_test_rows_are_not_those_of_the_same_sampled_rows(project: Project) -> None:
+    """They are two runs, though the rows are the same ones."""
+    with_splits(project, train={"same_as": "test"})
+    sampled, exact = run(project, k="10"), run(project, k="10", reference="test", run_dir=project.folder / "exact")
+    assert sampled["provenance"]["fingerprint"] != exact["provenance"]["fingerprint"]
+    scores = [load_file(project.folder / name / "scores.safetensors")["score"] for name in ("run", "exact")]
+    assert not torch.allclose(*scores, rtol=1e-3)
+
+
+@pytest.mark.parametrize("validation", [None, {"rows": "50:"}], ids=["folds", "validation"])
+def test_calibration(tmp_path: Path, validation: Any) -> None:
+    """Its factors are fitted to all outputs; norm and constant then need no left-out variances."""
+    project = Project(tmp_path / "p", "multiclass", CLASSES, rows=62)
+    if validation is not None:
+        with_splits(project, test={"rows": "22:50"}, validation=validation)
+    methods = "gradient,norm,constant,full,diagonal"
+    result = run(project, method=methods, k="20", rescale="calibrated")
+    plain = run(project, method="gradient", k="20", run_dir=project.folder / "plain")
+    assert result["calibration"]["split"] == ("test" if validation is None else "validation")
+    by_method = {row["method"]: row for row in result["rows"]}
+    assert [by_method[name]["nll"] is not None for name in methods.split(",")] == [True] * 5
+    rivals = {row["method"]: row for row in result["references"]}
+    assert set(rivals) == {"map", "temperature", "constant, calibrated"}
+    assert rivals["constant, calibrated"]["nll"] == pytest.approx(by_method["constant"]["nll"], rel=1e-9)
+    assert {row["method"] for row in plain["references"]} == set(rivals)
+    # A posterior keeps its factor; `predictions-*` are those before the calibration.
+    path = project.folder / "run" / "posterior-gradient-k20-calibrated.safetensors"
+    _, std = load_predictor(path, project.model)(project.x[22:50].astype(np.float32))
+    before = load_file(project.folder / "run" / "predictions-gradient-k20.safetensors")["std"][:28]
+    assert torch.allclose(std.double(), before * by_method["gradient"]["rescale"] ** 0.5, rtol=1e-4)
 
 
 def test_the_plan_says_what_each_costs(project: Project) -> None:

@@ -11,10 +11,12 @@ import torch
 from cases import CASES, Case
 from torch import Tensor
 
-from sublaplace_cli.catalog import TASKS, load
+from sublaplace_cli.catalog import load, task_of
 from sublaplace_cli.core.jacobian.blocks import Block, DenseBlock
 from sublaplace_cli.core.jacobian.capture import Capture, prepare_capture
 from sublaplace_cli.core.jacobian.rows import HeldJacobian
+from sublaplace_cli.core.likelihoods import Likelihood
+from sublaplace_cli.core.likelihoods.regression import Regression
 from sublaplace_cli.core.network.forward import last_linear, row_count
 from sublaplace_cli.core.network.layout import Layout
 from sublaplace_cli.core.omega.precision import Precision
@@ -103,7 +105,7 @@ def synthetic(
     train = held(J, layout)
     f, p = train.outputs, train.layout.size
     prior = v if isinstance(v, Tensor) else torch.full((p,), v, dtype=torch.float64)
-    root = load(TASKS["regression"].entry)().with_noise(sigma2).root(f)
+    root = Regression(sigma2).root(f)
     precision = Precision(train, root, prior, PLENTY)
     test = held(J if J_test is None else J_test, layout)
     theta = torch.arange(p, dtype=torch.float64)
@@ -118,12 +120,16 @@ def solved(name: str, prior: str = "equal") -> Problem:
     layout = Layout.of(model)
     f, J = reference.jacobian(model, train, row_count(train))
     f_test, J_test = reference.jacobian(model, test, row_count(test))
-    sigma2 = NOISE if case.task == "regression" else 1.0
-    root = load(TASKS[case.task].entry)().with_noise(sigma2).root(f)
+    sigma2 = NOISE if case.kind == "regression" else 1.0
+    root = likelihood_of(case, sigma2).root(f)
     precision = Precision(held(J, layout, f), root, prior_of(prior, layout.size), PLENTY)
-    H = reference.output_hessian(case.task, f, sigma2)
+    H = reference.output_hessian(case.kind, f, sigma2)
     names = tuple(last_linear(model, train))
     return Problem(precision, held(J_test, layout, f_test), H, sigma2, layout.flatten(model), names)
+
+
+def likelihood_of(case: Case, sigma2: float) -> Likelihood:
+    return load(task_of(case.task, case.outputs).entry)().with_noise(sigma2)
 
 
 def prior_of(kind: str, p: int) -> Tensor:

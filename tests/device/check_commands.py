@@ -30,7 +30,7 @@ from sublaplace_cli.catalog import METHODS  # noqa: E402
 from sublaplace_cli.cli.settings import Settings  # noqa: E402
 
 REFERENCES = [name for name, method in METHODS.items() if method.entry is None]
-ALL = ",".join([*METHODS, "names:*bias"])
+ALL = ",".join([*(name for name in METHODS if name != "temperature"), "names:*bias"])  # of a regression
 PLACES = ("seconds", "artifacts", "device", "provenance", "checkpoints")
 LARGEST = 12_000  # bytes: less than a pass or the rows of a layer take, more than the matrices do
 NETS = """
@@ -123,6 +123,8 @@ CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "conv-multiclass": [
         ("jacobians", {"scores_only": True}),
         ("evaluate", {"method": "gradient,diagonal", "k": "5,50", "predictions": "jsonl"}),
+        ("evaluate", {"method": "gradient,temperature,norm,full", "k": "5", "rescale": "calibrated", "folds": 2}),
+        ("evaluate", {"method": "gradient", "k": "5", "link": "mean-field"}),
         ("evaluate", {"method": "last-k", "k": "7", "max_artifact": "10kB", "memory": "300kB", "run_dir": "small"}),
     ],
     "conv-binary": [("evaluate", {"method": "gradient,greedy,kfac", "k": "9"})],

@@ -23,7 +23,7 @@ from cases import CASES, Case  # noqa: E402
 from second_device import DeviceTensor, MixedDevicesError, SecondDevice, install  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from sublaplace_cli.catalog import METHODS, TASKS, load  # noqa: E402
+from sublaplace_cli.catalog import METHODS, TASKS, load, task_of  # noqa: E402
 from sublaplace_cli.core.gaussian import Gaussian  # noqa: E402
 from sublaplace_cli.core.jacobian import conv  # noqa: E402
 from sublaplace_cli.core.jacobian.capture import Capture, prepare_capture  # noqa: E402
@@ -51,6 +51,7 @@ FEW = 40  # parameters of the sub-networks
 CHECKED = {
     "mlp": ["equal"],
     "mlp-3-outputs": ["tiny"],
+    "mlp-own-noise": ["equal"],
     "conv-binary": ["equal"],
     "conv-multiclass": ["unequal"],
     "attention": ["equal"],
@@ -115,7 +116,7 @@ def numbers(case: Case, made: tuple, v: Tensor, device: torch.device) -> Numbers
                 found.put(f"block {block.start} {key} {name}", tensor)
             found.put(f"block {block.start} dense {name}", block.dense().values)
     sigma2 = 0.3 if case.task == "regression" else 1.0
-    likelihood = load(TASKS[case.task].entry)().with_noise(sigma2)
+    likelihood = load(task_of(case.task, case.outputs).entry)().with_noise(sigma2)
     S = torch.randperm(layout.size, generator=torch.Generator().manual_seed(1))[:FEW].to(device)
     for form, make in {"kept": kept, "expanded": expanded, "recomputed": recomputed}.items():
         held, held_test = make(capture, train), make(capture, test)
@@ -183,11 +184,11 @@ def _posteriors(
     diagonal = DiagonalPosterior(precision.prior, precision.data_diagonal(), MEMORY)
     covariance["diagonal"] = diagonal.covariance(test)
     found.put("diagonal freedom", diagonal.freedom)
-    std_full = Gaussian(test.outputs, covariance["full"]).std
-    known = Comparison(likelihood, len(precision.root), y, test.outputs + 0.1, std_full)
+    own_means = Gaussian(test.outputs, covariance["full"]).some(likelihood.means(test.outputs.shape[1]))
+    known = Comparison(likelihood, len(precision.root), y, own_means.mean + 0.1, own_means.std)
     for name, values in covariance.items():
         found.put(f"{name} covariance", values)
-        prediction = Prediction(name, None, Gaussian(test.outputs, values), full.freedom)
+        prediction = known.about_targets(Prediction(name, None, Gaussian(test.outputs, values), full.freedom))
         for metric in METRICS.values():
             try:
                 found.put(f"{name} {metric.name}", load(f"{metric.module}:{metric.name}")(prediction, known))

@@ -41,7 +41,17 @@ def core() -> dict[str, Any]:
     return outcome("check_core.py")
 
 
-CASES = ("mlp", "mlp-3-outputs", "conv-binary", "conv-multiclass", "attention", "tied", "two-inputs", "tokens")
+CASES = (
+    "mlp",
+    "mlp-3-outputs",
+    "mlp-own-noise",
+    "conv-binary",
+    "conv-multiclass",
+    "attention",
+    "tied",
+    "two-inputs",
+    "tokens",
+)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -90,7 +90,7 @@ LIKELY_OPTIONS = {
     "--memory": ["64MiB", "1KiB", "0"],
     "--max-artifact": ["0", "1KiB"],
     "--plot": ["p.png", "p.svg"],
-    "--plot-kind": ["curves", "calibration", "scatter", "map"],
+    "--plot-kind": ["curves", "calibration", "risk-coverage", "scatter", "map"],
     "--report": ["r.html"],
     "--split": ["test"],
     "--indices": ["indices.txt", "indices.npy"],

@@ -16,10 +16,11 @@ from sublaplace_cli.render.html import html_report
 from sublaplace_cli.results.baseline import load_baseline
 from sublaplace_cli.results.gate import Check, Gate, judge
 from sublaplace_cli.results.metric_table import METRICS
-from sublaplace_cli.results.result import Figures, LayerShare
+from sublaplace_cli.results.result import Figures, LayerShare, Series
 from sublaplace_cli.results.sweep import combine
 
-NO_PICTURES = Figures(("x", "y"), [], [], [], {"calibration": "no <b>", "scatter": "no full posterior", "map": "none"})
+MISSING = {"calibration": "no <b>", "risk-coverage": "no <b>", "scatter": "no full posterior", "map": "none"}
+NO_PICTURES = Figures(("x", "y"), [], "risk", [], [], [], MISSING)
 
 
 class Page(HTMLParser):
@@ -118,7 +119,8 @@ def test_missing_numbers_are_explained_once():
 
 def test_a_sweep_names_its_runs():
     sweep = combine([("a.pt", 1), ("b.pt", 1)], [result(row(w2=0.5))] * 2)
-    text, _ = report(sweep, dataclasses.replace(NO_PICTURES, layers=[LayerShare("0.weight", 4, {"a": 3})], missing={}))
+    layers, line = [LayerShare("0.weight", 4, {"a": 3})], Series("a", [0.5, 1.0], [0.1, 0.2])
+    text, _ = report(sweep, dataclasses.replace(NO_PICTURES, risk_coverage=[line], layers=layers, missing={}))
     assert "run b.pt, seed 1" in text
-    assert text.count("Of the first run, a.pt.") == 3
-    assert text.count("src='data:image/svg+xml;base64,") == 4
+    assert text.count("Of the first run, a.pt.") == 4
+    assert text.count("src='data:image/svg+xml;base64,") == 5

@@ -25,8 +25,9 @@ AXES = ("nominal coverage of the targets", "empirical coverage")
 
 def figures(**more) -> Figures:
     line = Series("gradient (k = 5)", [0.1, 0.5], [0.2, 3.0])
-    empty = {"calibration": [line], "scatter": [line], "layers": [LayerShare("0.weight", 4, {"gradient (k = 5)": 3})]}
-    return Figures(**{"calibration_axes": AXES, "missing": {}, **empty, **more})
+    drawn = {"calibration": [line], "risk_coverage": [line], "scatter": [line]}
+    drawn["layers"] = [LayerShare("0.weight", 4, {"gradient (k = 5)": 3})]
+    return Figures(**{"calibration_axes": AXES, "risk_label": "error rate", "missing": {}, **drawn, **more})
 
 
 def words(figure) -> str:
@@ -112,6 +113,27 @@ def test_calibration_has_the_axes_of_its_likelihood():
     assert labels(axes) == ["perfect", "gradient (k = 5)"]
 
 
+def test_risks_over_coverage_with_that_of_a_random_order():
+    few, all_rows = [0.01, 0.05, 0.1, 0.5, 1.0], [9.0, 0.0, 0.2, 0.3, 0.4]
+    lines = [Series("a", few, all_rows), Series("b", few, [0.1, 0.1, 0.1, 0.2, 0.401])]
+    (axes,) = load(PICTURES["risk-coverage"])(result(row()), figures(risk_coverage=lines)).axes
+    assert axes.get_ylabel() == "error rate"
+    assert labels(axes) == ["a", "b", "rows in random order"]
+    assert list(axes.get_lines()[2].get_ydata()) == [0.4, 0.4]
+    assert axes.get_ylim() == (0, pytest.approx(1.08 * 0.401)), (
+        "a single bad row among the first does not set the scale"
+    )
+    lines[1] = Series("b", few, [0.1, 0.1, 0.1, 0.2, 0.5])
+    (axes,) = load(PICTURES["risk-coverage"])(result(row()), figures(risk_coverage=lines)).axes
+    assert labels(axes) == ["a", "b"], "their errors are not the same ones"
+
+
+def test_a_risk_of_0_is_drawn():
+    flat = Series("a", [0.5, 1.0], [0.0, 0.0])
+    (axes,) = load(PICTURES["risk-coverage"])(result(row()), figures(risk_coverage=[flat])).axes
+    assert axes.get_ylim() == (0, 1)
+
+
 def test_a_scatter_counts_what_lies_outside():
     (axes,) = load(PICTURES["scatter"])(result(row()), figures()).axes
     assert axes.get_title() == "Epistemic standard deviations on the test rows (1 points lie above)"
@@ -151,7 +173,7 @@ HOSTILE_LABELS = [
 def test_labels_are_text(kind, label):
     line = Series(label, [0.1, 0.5], [0.2, 3.0])
     share = LayerShare(f"{label}.weight", 4, {label: 3})
-    drawn = figures(calibration=[line], scatter=[line], layers=[share])
+    drawn = figures(calibration=[line], risk_coverage=[line], scatter=[line], layers=[share])
     found = result(row(label, w2=0.5, w2_low=0.1, w2_high=0.4, mean_std=1.0))
     content = picture(load(PICTURES[kind])(found, drawn), "svg").decode()
     ElementTree.fromstring(content)

@@ -123,7 +123,7 @@ def test_the_columns_for_people():
     assert (
         *("checkpoint", "seed", "method", "k", "rescale", "remainder", "mean_std", "w2", "w2_se", "w2_low", "w2_high"),
         *("w2_relative", "rank", "coverage95", "coverage95_total", "retained", "nll", "rmse", "crps", "accuracy"),
-        *("ece", "brier"),
+        *("ece", "brier", "aurc"),
     ) == SHOWN
     assert {key: value for key, value in HIDDEN_AT.items() if value is not None} == {
         "rescale": 1.0,
@@ -131,7 +131,19 @@ def test_the_columns_for_people():
         "seed": 0,
     }
     assert (
-        *("w2_se", "crps", "rmse", "brier", "mean_std", "coverage95_total", "w2", "ece", "remainder", "retained"),
+        *(
+            "w2_se",
+            "aurc",
+            "crps",
+            "rmse",
+            "brier",
+            "mean_std",
+            "coverage95_total",
+            "w2",
+            "ece",
+            "remainder",
+            "retained",
+        ),
         *("rescale", "accuracy", "coverage95", "nll", "rank"),
     ) == DROPPED_FIRST
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sublaplace_cli.results.metric_table import METRIC_VERSION, METRICS
-from sublaplace_cli.results.result import Result, Row, Setup
+from sublaplace_cli.results.result import References, Result, Row, Setup
 
 MADE_FROM = {
     "weights_sha256": "w",
@@ -15,6 +15,7 @@ MADE_FROM = {
     "oracle_sha256": None,
     "rescale": "none",
     "link": None,
+    "hessian": "exact",
 }
 SETUP = Setup(
     task="regression",
@@ -44,4 +45,4 @@ def complete_row(method: str = "gradient", k: int | None = 5, **values: float | 
 
 def result(*rows: Row, full: Row | None = None, details: dict[str, Any] | None = None, **made_from: Any) -> Result:
     """A result of these rows; `made_from` overrides its provenance."""
-    return Result(SETUP, {**MADE_FROM, **made_from}, full, rows, details=details or {})
+    return Result(SETUP, {**MADE_FROM, **made_from}, References(full), rows, details=details or {})

@@ -24,6 +24,10 @@ from sublaplace_cli.results.limits import parse_max_regression
         ("coverage95", 0.95, 0.99, 0.04),
         ("coverage95", 0.91, 0.99, 0.0),
         ("coverage95_total", 0.99, 0.93, -0.02),
+        ("signed_ece", 0.01, -0.05, 0.04),
+        ("signed_ece", -0.05, 0.02, -0.03),
+        ("aurc", 0.1, 0.3, 0.2),
+        ("error_rank", 0.5, 0.4, 0.1),
     ],
 )
 def test_which_way_is_worse(metric, before, now, worse_by):
@@ -63,6 +67,32 @@ def test_a_file_that_is_no_baseline(tmp_path, text):
 def test_a_baseline_that_is_not_there(tmp_path):
     with pytest.raises(UserError, match="No such file"):
         load_baseline(tmp_path / "b.json")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "compared"),
+    [
+        (None, "exact", True),  # of an early version
+        ("exact", "exact", True),
+        ("sampled: 8", "sampled: 8", True),
+        (None, "sampled: 8", False),
+        ("exact", "sampled: 8", False),
+        ("sampled: 8", "exact", False),
+        ("sampled: 8", "sampled: 16", False),
+        (["exact"], "exact", False),
+    ],
+)
+def test_exact_and_sampled_hessians_are_not_compared(tmp_path, before, now, compared):
+    old = result(row(w2=0.1)).as_dict()
+    old["provenance"] = {**old["provenance"], "hessian": before}
+    if before is None:
+        del old["provenance"]["hessian"]
+    path = tmp_path / "b.json"
+    path.write_text(json.dumps(old))
+    found = judge(result(row(w2=0.1), hessian=now), [parse_max_regression("w2=1")], load_baseline(path), False)
+    (check,) = found.gate.checks
+    assert check.passed is (True if compared else None)
+    assert compared or "posterior.hessian" in check.why
 
 
 @pytest.mark.parametrize(

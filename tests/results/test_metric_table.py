@@ -21,7 +21,8 @@ def test_the_order_of_a_row():
     assert (
         *("rescale", "remainder", "mean_std", "w2", "w2_se", "w2_relative", "rank", "w2_total"),
         *("coverage95", "coverage95_total", "ipv", "discrepancy", "retained"),
-        *("nll", "rmse", "crps", "accuracy", "ece", "brier", "w2_low", "w2_high"),
+        *("nll", "rmse", "crps", "accuracy", "ece", "brier", "aurc", "error_rank", "ence"),
+        *("smooth_ece", "signed_ece", "w2_low", "w2_high"),
     ) == ROW_KEYS
 
 
@@ -32,16 +33,16 @@ def test_directions():
 
 DIRECTIONS = {
     "lower": {"w2", "w2_relative", "w2_total", "w2_low", "w2_high", "discrepancy", "nll", "rmse", "crps", "ece"}
-    | {"brier"},
-    "higher": {"accuracy", "retained", "rank"},
-    "nominal": {"coverage95", "coverage95_total"},
+    | {"brier", "aurc", "ence", "smooth_ece"},
+    "higher": {"accuracy", "retained", "rank", "error_rank"},
+    "nominal": {"coverage95", "coverage95_total", "signed_ece"},
     None: {"mean_std", "ipv", "rescale", "remainder"},
 }
 
 
 def test_means_over_rows_have_a_standard_error():
     with_error = {name for name, metric in METRICS.items() if metric.per_row}
-    assert with_error == {"w2", "coverage95", "coverage95_total", "nll", "crps", "accuracy", "brier"}
+    assert with_error == {"w2", "coverage95", "coverage95_total", "nll", "crps", "accuracy", "brier", "signed_ece"}
 
 
 @pytest.mark.parametrize("name", METRICS)

@@ -15,9 +15,9 @@ ROW = {
     **{"method": "gradient", "k": 5, "rescale": 0.25, "remainder": 0.25, "mean_std": 0.25, "w2": 0.25, "w2_se": 0.125},
     **{"w2_relative": 0.25, "rank": 0.25, "w2_total": 0.25, "coverage95": 0.25, "coverage95_total": 0.25, "ipv": 0.25},
     **{"discrepancy": 0.25, "retained": 0.25, "nll": 0.25, "rmse": 0.25, "crps": 0.25, "accuracy": 0.25, "ece": 0.25},
-    **{"brier": 0.25},
+    **{"brier": 0.25, "aurc": 0.25, "error_rank": 0.25, "ence": 0.25, "smooth_ece": 0.25, "signed_ece": 0.25},
     **{"accuracy_se": 0.125, "brier_se": 0.125, "coverage95_se": 0.125, "coverage95_total_se": 0.125},
-    **{"crps_se": 0.125, "nll_se": 0.125},
+    **{"crps_se": 0.125, "nll_se": 0.125, "signed_ece_se": 0.125},
     "why": {"accuracy": "a", "w2_se": "b"},
 }
 HEAD = {
@@ -33,6 +33,7 @@ HEAD = {
         },
         "rescale": "none",
         "link": None,
+        "hessian": "exact",
     },
 }
 
@@ -47,9 +48,9 @@ def test_a_row():
 
 def test_a_row_with_bounds_has_them_before_the_other_errors():
     found = list(complete_row(w2_high=2.0, w2_low=1.0).as_dict())
-    assert found[found.index("brier") :] == [
-        *("brier", "w2_low", "w2_high", "accuracy_se", "brier_se", "coverage95_se", "coverage95_total_se"),
-        *("crps_se", "nll_se", "why"),
+    assert found[found.index("signed_ece") :] == [
+        *("signed_ece", "w2_low", "w2_high", "accuracy_se", "brier_se", "coverage95_se", "coverage95_total_se"),
+        *("crps_se", "nll_se", "signed_ece_se", "why"),
     ]
 
 
@@ -97,6 +98,7 @@ def test_a_result():
         **HEAD,
         "full": {**ROW, "method": "full", "k": 9},
         "rows": [ROW],
+        "references": [],
         "gate": None,
         "artifacts": {"scores": "/r/scores.x"},
         "seconds": {"fit": 0.5},
@@ -110,7 +112,7 @@ def test_a_result():
 def test_details_stand_between_the_gate_and_the_artifacts():
     details = {"tuned": {"prior_precision": 2.0}, "bracket": {"rows": 50, "sets": 2}}
     found = result(complete_row(), details=details)
-    expected = {**HEAD, "full": None, "rows": [ROW], "gate": None, **details, "artifacts": {}}
+    expected = {**HEAD, "full": None, "rows": [ROW], "references": [], "gate": None, **details, "artifacts": {}}
     assert text(found.as_dict()) == text(expected)
     assert found.bracket == {"rows": 50, "sets": 2}
     assert result(complete_row()).bracket is None

@@ -34,7 +34,7 @@ def test_the_json_of_a_sweep():
             **{"noise_variance": None, "prior_precision": 1.0, "device": "cpu", "workers": 1},
             "provenance": {
                 **{"weights_sha256": None, "fingerprint": "f", "metrics": METRIC_VERSION, "rows_sha256": "d"},
-                **{"oracle_sha256": None, "rescale": "none", "link": None},
+                **{"oracle_sha256": None, "rescale": "none", "link": None, "hessian": "exact"},
             },
             "full": {"method": "full", "k": 9, "n": 2, "nll": 2.0, "nll_se": 1.0, "why": {}},
             "rows": [
@@ -43,6 +43,7 @@ def test_the_json_of_a_sweep():
                 {"checkpoint": "b.pt", "seed": 0, "method": "gradient", "k": 5, "w2": 3.0, "w2_se": 0.5, "nll": None}
                 | {"why": {"nll": "no"}},
             ],
+            "references": [],
             "mean": [
                 {"method": "gradient", "k": 5, "n": 2, "w2": 2.0, "w2_se": 1.0, "nll": None, "nll_se": None}
                 | {"why": {"nll": "no"}}

@@ -1,6 +1,7 @@
 """Network + rows → outputs and Jacobian blocks: formulas where a layer has one, the general path for the rest."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from ...errors import NumericsError, Reason
 from ..network.checks import non_finite_outputs, require_sound_network
-from ..network.forward import Inputs, evenly_spaced, row_count
+from ..network.forward import Inputs, evenly_spaced, outputs, row_count
 from ..network.layout import Layout, Parameter
 from .autograd import Gradients, batched_jacobian, combined_gradients, rowwise_jacobian
 from .blocks import Block, DenseBlock, joined
@@ -40,9 +41,27 @@ class Captured:
     def tensors(self) -> list[dict[str, Tensor]]:
         return [block.tensors() for block in self.blocks]
 
+    def some_rows(self, rows: Sequence[int]) -> Self:
+        """These rows of the pass, by number."""
+        chosen = torch.as_tensor(rows, device=self.f.device)
+        parts = [{name: t.index_select(0, chosen) for name, t in own.items()} for own in self.tensors]
+        blocks = [block.with_tensors(own) for block, own in zip(self.blocks, parts, strict=True)]
+        return replace(self, f=self.f.index_select(0, chosen), blocks=blocks)
+
+    def with_rows(self, rows: Sequence[int], other: Self) -> Self:
+        """The pass with these rows replaced by those of another one, in its own dtype."""
+        at = torch.as_tensor(rows, device=self.f.device)
+        blocks = [
+            block.with_tensors({name: t.index_copy(0, at, theirs[name].to(t.dtype)) for name, t in own.items()})
+            for block, own, theirs in zip(self.blocks, self.tensors, other.tensors, strict=True)
+        ]
+        return replace(self, f=self.f.index_copy(0, at, other.f), blocks=blocks)
+
 
 def joined_passes(passes: Sequence[Captured]) -> Captured:
     """Several passes over neighbouring rows as one."""
+    if len(passes) == 1:
+        return passes[0]
     blocks = [joined(parts) for parts in zip(*(one.blocks for one in passes), strict=True)]
     return Captured(torch.cat([one.f for one in passes]), blocks)
 
@@ -81,12 +100,24 @@ class Capture:
         templates = tuple(block for block in self.templates if block.start in starts)
         return replace(self, layers=layers, rest=rest, templates=templates)
 
-    def __call__(self, inputs: Inputs, check: bool = True, U: Tensor | None = None) -> Captured:
-        """Outputs and blocks of a batch, or those of Uₙᵀf with U (m, C, s); `check` refuses non-finite numbers."""
+    def __call__(
+        self,
+        inputs: Inputs,
+        check: bool = True,
+        watch: AbstractContextManager | None = None,
+        U: Tensor | None = None,
+    ) -> Captured:
+        """Outputs and blocks of a batch, or blocks of Uₙᵀf with U (m, C, s).
+
+        `check` refuses non-finite numbers, `watch` is active in one forward pass.
+        """
         f: Tensor | None = None
         blocks: list[Block] = []
         if self.layers:
-            f, blocks = layer_blocks(self.model, self.layers, self.n_outputs, inputs, U)
+            f, blocks = layer_blocks(self.model, self.layers, self.n_outputs, inputs, watch, U)
+        elif watch is not None:  # vmap hides the rows from it
+            with torch.no_grad(), watch:
+                outputs(self.model, inputs)
         if self.rest:
             general_f, J = self._by_general_path(inputs, U)
             f = general_f if f is None else f

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,10 +67,15 @@ def recognise(model: nn.Module, layout: Layout, sample: Inputs) -> list[Layer]:
 
 
 def layer_blocks(
-    model: nn.Module, layers: Sequence[Layer], C: int, inputs: Inputs, U: Tensor | None = None
+    model: nn.Module,
+    layers: Sequence[Layer],
+    C: int,
+    inputs: Inputs,
+    watch: AbstractContextManager | None = None,
+    U: Tensor | None = None,
 ) -> tuple[Tensor, list[Block]]:
-    """(f (m, C), blocks of all these layers) of a batch: one forward, one backward per output or column of U."""
-    with torch.enable_grad(), _listening(layers) as calls:
+    """(f (m, C), blocks of all these layers): one forward, within `watch`, one backward per output or column of U."""
+    with torch.enable_grad(), _listening(layers) as calls, watch or nullcontext():
         f = outputs(model, inputs)
     for layer in layers:
         seen = [len(call.a) for call in calls if call.layer.name == layer.name]

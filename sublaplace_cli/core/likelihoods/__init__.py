@@ -2,15 +2,14 @@
 
 To add one:
 1. write a class with the members of `Likelihood` in a file of this folder (as a subclass, it inherits the defaults),
-2. add one line to `catalog.TASKS`,
+2. add one line to `catalog.TASKS`, or to `catalog.OUTPUTS` if it reads other outputs for a known task,
 3. add a case to the tests; the spec, the metrics, tuning and the references use it from then on.
 """
 
 from typing import ClassVar, Protocol, Self
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..gaussian import Gaussian
 from .combinations import grouped_signs
@@ -22,10 +21,11 @@ class Likelihood(Protocol):
 
     @property
     def noise_variance(self) -> float | None:
-        """σ₀²; None if the likelihood has none."""
+        """σ₀², the same at every row; None if the likelihood has none."""
         return None
 
     calibration_axes: ClassVar[tuple[str, str]]  # labels of the two axes of `calibration`
+    risk_label: ClassVar[str]  # of the mean of `risk` over some rows
 
     def with_noise(self, sigma2: float) -> Self:
         """The same likelihood with another σ₀²; unchanged if it has none."""
@@ -47,6 +47,14 @@ class Likelihood(Protocol):
         W = self.root(f)
         return W @ grouped_signs(W.square().sum(1), signs, count)
 
+    def means(self, n_outputs: int) -> slice:
+        """The outputs that predict the targets; any others say how the targets vary around them."""
+        return slice(None)
+
+    def noise(self, outputs: Gaussian) -> Tensor | None:
+        """Variance of the targets around their means at each row (M, D); None if the targets are no measurements."""
+        return None
+
     def check_outputs(self, n_outputs: int) -> None:
         """Refuse a network whose outputs cannot be this likelihood's f."""
 
@@ -55,12 +63,6 @@ class Likelihood(Protocol):
 
     def fit_terms(self, f: Tensor, targets: Tensor) -> tuple[float | None, float]:
         """(Σ(y − f)² or None, log-likelihood if that sum is None): the terms of the evidence that measure the fit."""
-
-    def loss(self) -> tuple[nn.Module, float]:
-        """A loss whose Hessian is H up to a factor, and that factor."""
-
-    def loss_targets(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
-        """Targets in the form that `loss` takes; floating-point ones in this dtype."""
 
     def log_probabilities(self, outputs: Gaussian) -> Tensor | None:
         """Log-probabilities of the classes (M, classes); None if there are no classes."""
@@ -74,3 +76,13 @@ class Likelihood(Protocol):
 
     def calibration(self, outputs: Gaussian, targets: Tensor) -> tuple[list[float], list[float]]:
         """The points of a calibration plot."""
+
+    def uncertainty(self, outputs: Gaussian) -> Tensor:
+        """How uncertain the prediction of each row is (M,); only the order of the rows counts."""
+
+    def risk(self, outputs: Gaussian, targets: Tensor) -> Tensor:
+        """The loss of each row if its prediction is used (M,)."""
+
+    def row_columns(self, outputs: Gaussian) -> dict[str, Tensor]:
+        """Further numbers of each row (M,), by name, that only this likelihood has."""
+        return {}

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...errors import Reason, UserError
 from ..gaussian import Gaussian
 from .classes import ClassLikelihood, squared_errors
-from .links import log_expected_sigmoid, probit_logits
+from .links import expected_sigmoid_entropy, log_expected_sigmoid, probit_logits
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,15 @@ class Binary(ClassLikelihood):
 
     def check_targets(self, targets: np.ndarray, rows: np.ndarray, n_outputs: int, split: str) -> None: ...
 
-    def loss(self) -> tuple[nn.Module, float]:
-        return nn.BCEWithLogitsLoss(reduction="sum"), 1.0
-
-    def loss_targets(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
-        return targets.unsqueeze(1).to(dtype)
-
     def integrated(self, outputs: Gaussian) -> Tensor:
         f, std = outputs.mean[:, 0], outputs.std[:, 0]
         if self.link == "integral":
             return torch.stack([log_expected_sigmoid(-f, std), log_expected_sigmoid(f, std)], dim=1)  # (M, 2)
         z = probit_logits(f, std.square())  # mean-field is the same for two classes
         return torch.nn.functional.logsigmoid(torch.stack([-z, z], dim=1))
+
+    def expected_entropy(self, outputs: Gaussian) -> Tensor:
+        return expected_sigmoid_entropy(outputs.mean[:, 0], outputs.std[:, 0])
 
     def brier(self, probabilities: Tensor, targets: Tensor) -> Tensor:
         return squared_errors(probabilities, targets)[:, 1]

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...errors import Reason, UserError
 from ..gaussian import Gaussian
 from .classes import ClassLikelihood, squared_errors
 from .combinations import grouped_signs
-from .links import log_expected_softmax, log_mean_field, probit_logits
+from .links import expected_softmax_entropy, log_expected_softmax, log_mean_field, probit_logits
 
 # The ridge of the paper's Setup C: it makes diag(p) − ppᵀ positive definite; the all-ones vector is its null space.
 SOFTMAX_RIDGE = 1e-6
@@ -52,17 +52,14 @@ class Multiclass(ClassLikelihood):
                 f"the model has {n_outputs} outputs, so labels run from 0 to {n_outputs - 1}"
             )
 
-    def loss(self) -> tuple[nn.Module, float]:
-        return nn.CrossEntropyLoss(reduction="sum"), 1.0
-
-    def loss_targets(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
-        return targets
-
     def integrated(self, outputs: Gaussian) -> Tensor:
         if self.link == "probit":
             return torch.log_softmax(probit_logits(outputs.mean, outputs.variance), dim=1)  # (M, C)
         integrate = log_expected_softmax if self.link == "integral" else log_mean_field
         return integrate(outputs.mean, outputs.covariance)
+
+    def expected_entropy(self, outputs: Gaussian) -> Tensor:
+        return expected_softmax_entropy(outputs.mean, outputs.covariance)
 
     def brier(self, probabilities: Tensor, targets: Tensor) -> Tensor:
         return squared_errors(probabilities, targets).sum(1)

@@ -32,8 +32,13 @@ def row_count(inputs: Inputs) -> int:
 
 def evenly_spaced(inputs: Inputs, count: int) -> Inputs:
     """About this many of the rows, evenly spaced."""
-    step = max(1, row_count(inputs) // count)
-    return map_inputs(lambda t: t[::step][:count], inputs)
+    chosen = evenly_spaced_numbers(row_count(inputs), count)
+    return map_inputs(lambda t: t[chosen.start : chosen.stop : chosen.step], inputs)
+
+
+def evenly_spaced_numbers(n_rows: int, count: int) -> range:
+    """About this many row numbers, evenly spaced."""
+    return range(0, n_rows, max(1, n_rows // count))[:count]
 
 
 def arguments(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:

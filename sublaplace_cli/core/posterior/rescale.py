@@ -21,6 +21,7 @@ SMALL_SHARE = 1e-6  # share of a row in its own variance below which 1 − R has
 OUTSIDE_ROUNDING = 1e-12  # share of ‖g‖² below which the part outside S is rounding
 DIRECTIONS = 129  # of hybrid's two numbers, tried before the best one is refined
 DIRECTION_REFINEMENTS = 40
+ALL_OUTPUTS = slice(None)
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,6 @@ class Rescale:
 
     c: float | None = 1.0
     b: float = 0.0
-
-    @property
-    def kind(self) -> Kind:
-        return "hybrid" if self.b else "none" if self.c == 1.0 else "scale"  # by its effect
 
     def apply(self, own: Tensor, outside: Tensor | None) -> Tensor:
         """For variances or covariances; `outside` may be left out if b = 0."""
@@ -109,12 +106,20 @@ class RescaledPosterior(Posterior):
 
 
 def rescale_to_full(
-    posterior: SubnetPosterior, kind: Kind, precision: Precision, full_left_out: Tensor, products: Tensor
+    posterior: SubnetPosterior,
+    kind: Kind,
+    precision: Precision,
+    full_left_out: Tensor,
+    products: Tensor,
+    which: slice = ALL_OUTPUTS,
 ) -> Rescale:
-    """c and b of a sub-network, given the full left-out variances (N, C) and G V⁻¹ Gᵀ of the training rows."""
+    """c and b of a sub-network, given the full left-out variances (N, C) and G V⁻¹ Gᵀ of the training rows.
+
+    They are fitted for some of the outputs: those of another unit must not count.
+    """
     own = left_out(posterior, precision)
     outside = outside_products(precision.jacobian, products, posterior.indices, precision.prior, precision.memory)
-    return fit_rescale(kind, full_left_out, own, outside.diagonal(dim1=1, dim2=2))
+    return fit_rescale(kind, full_left_out[:, which], own[:, which], outside.diagonal(dim1=1, dim2=2)[:, which])
 
 
 def fit_scale(full: Tensor, own: Tensor) -> float | None:

@@ -15,7 +15,8 @@ from ...errors import UserError
 from ...json_files import MOST_JSON_BYTES, open_regular, parse_json
 from . import layout
 from .atomic import digest_of, replacing
-from .schemas import TensorRule, check_metadata, not_finite
+from .schemas import check_metadata
+from .tensor_rules import TensorRule, not_finite
 
 
 def write_artifact(path: Path, kind: str, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:

@@ -5,18 +5,16 @@ numbers. Axes of the same name have the same length.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
-from torch import Tensor
 
-from ...catalog import FULL, LINKS, METHODS, TASKS
+from ...catalog import FULL, LINKS, METHODS, OUTPUTS, RESCALES, TASKS
 from ..spec.data import StandardiseSpec
 from ..spec.models import WrapSpec
 from ..spec.part import described
+from .tensor_rules import TensorRule, negative, no_factor, not_positive
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -25,27 +23,6 @@ Count = Annotated[int, Field(ge=1, lt=2**63)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(min_length=1)]
 LONGEST_FIELD = 80
-
-
-@dataclass(frozen=True)
-class TensorRule:
-    """What a tensor must be. All numbers must be finite; `problem` finds what else is wrong with them."""
-
-    dtype: str
-    axes: tuple[str, ...]
-    problem: Callable[[Tensor], str | None] = lambda values: None
-
-
-def _negative(values: Tensor) -> str | None:
-    return "holds negative numbers" if bool((values < 0).any()) else None
-
-
-def _not_positive(values: Tensor) -> str | None:
-    return None if bool((values > 0).all()) else "holds numbers that are not positive"
-
-
-def _no_factor(values: Tensor) -> str | None:
-    return None if bool((values.diagonal() > 0).all()) else "is no Cholesky factor: its diagonal must be positive"
 
 
 class Checked(BaseModel):
@@ -124,6 +101,7 @@ class SpecFacts(Checked):
     """The part of the spec that is read from an artifact."""
 
     task: Literal[tuple(TASKS)]  # type: ignore[valid-type]
+    outputs: str | None = None
     model: ModelFacts
     data: DataFacts
 
@@ -163,7 +141,7 @@ class JacobianData(RunMetadata):
 
 
 class ScoreData(RunMetadata):
-    rules = {"score": TensorRule("F64", ("p",), _negative), "diagonal": TensorRule("F64", ("p",), _not_positive)}
+    rules = {"score": TensorRule("F64", ("p",), negative), "diagonal": TensorRule("F64", ("p",), not_positive)}
 
     def known_axes(self) -> dict[str, int]:
         return {"p": self.n_params}
@@ -191,12 +169,15 @@ class FullPosteriorData(RunMetadata):
     condition: NotNegative
     noise_variance: Positive | None
     prior_precision: Positive | list[Annotated[tuple[str, Positive], Strict(False)]]
-    rules = {"factor": TensorRule("F64", ("side", "side"), _no_factor)}
+    rules = {"factor": TensorRule("F64", ("side", "side"), no_factor)}
 
     @model_validator(mode="after")
     def _noise_belongs_to_the_task(self) -> Self:
-        if TASKS[self.spec.task].labels != (self.noise_variance is None):
-            raise ValueError(f"its noise_variance is {self.noise_variance}, but its task is {self.spec.task}")
+        task, outputs = self.spec.task, self.spec.outputs
+        known = TASKS[task] if outputs is None else OUTPUTS.get((task, outputs))
+        if known is None or known.one_noise != (self.noise_variance is not None):
+            named = task if outputs is None else f"{task}, its outputs are {described(outputs)}"
+            raise ValueError(f"its noise_variance is {self.noise_variance}, but its task is {named}")
         return self
 
 
@@ -210,6 +191,7 @@ class SubnetPosteriorData(FullPosteriorData):
     form: Literal["primal", "dual"]
     rescale: NotNegative | None
     remainder: NotNegative
+    rescaling: Annotated[str, Field(pattern=f"^({'|'.join(RESCALES)})$")]
     link: Annotated[str, Field(pattern=f"^({'|'.join(LINKS)})$")] | None
     n_train: Count
     row_outputs: Count | None = None  # rows of A per training row; not in files of early versions: all outputs
@@ -218,13 +200,13 @@ class SubnetPosteriorData(FullPosteriorData):
 
     def tensor_rules(self) -> Mapping[str, TensorRule]:
         side = "k" if self.form == "primal" else "side"
-        rules = {"indices": TensorRule("I64", ("k",)), "prior": TensorRule("F64", ("k",), _not_positive)}
-        rules["factor"] = TensorRule("F64", (side, side), _no_factor)
+        rules = {"indices": TensorRule("I64", ("k",)), "prior": TensorRule("F64", ("k",), not_positive)}
+        rules["factor"] = TensorRule("F64", (side, side), no_factor)
         if self.form == "dual":
             rules["columns"] = TensorRule("F64", ("k", side))
         for name in self.scale_shapes:
             rules[f"{name}_mean"] = TensorRule("F64", (name,))
-            rules[f"{name}_std"] = TensorRule("F64", (name,), _not_positive)
+            rules[f"{name}_std"] = TensorRule("F64", (name,), not_positive)
         return rules
 
     def known_axes(self) -> dict[str, int]:
@@ -247,13 +229,13 @@ class PredictionData(RunMetadata):
     remainder: NotNegative
     rules = {
         "mean": TensorRule("F64", ("rows", "outputs")),
-        "std": TensorRule("F64", ("rows", "outputs"), _negative),
-        "covariance": TensorRule("F64", ("rows", "outputs", "outputs"), lambda c: _negative(c.diagonal(0, 1, 2))),
+        "std": TensorRule("F64", ("rows", "outputs"), negative),
+        "covariance": TensorRule("F64", ("rows", "outputs", "outputs"), lambda c: negative(c.diagonal(0, 1, 2))),
     }
 
 
 class TunedData(RunMetadata):
-    rules = {"alphas": TensorRule("F64", ("precisions",), _not_positive), "others": TensorRule("F64", ("numbers",))}
+    rules = {"alphas": TensorRule("F64", ("precisions",), not_positive), "others": TensorRule("F64", ("numbers",))}
 
     def known_axes(self) -> dict[str, int]:
         return {"numbers": 4}
@@ -280,21 +262,11 @@ def check_metadata(kind: str, meta: Mapping[str, Any]) -> Mapping[str, TensorRul
         raise ValueError(_first_problem(error)) from None
 
 
-def not_finite(values: Tensor) -> str | None:
-    """A finite sum is the fast proof that all numbers are finite."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        is_finite = math.isfinite(values.numpy().sum()) or bool(np.isfinite(values.numpy()).all())
-    return None if is_finite else "holds numbers that are not finite"
-
-
 def _first_problem(error: ValidationError) -> str:
     found = error.errors(include_url=False)[0]
     field = ".".join(map(str, found["loc"]))[:LONGEST_FIELD]
     if found["type"] == "missing":
         return f"its metadata have no '{field}'"
     message = found["msg"].removeprefix("Value error, ")
-    return (
-        f"{field}: {message}, got {described(found['input'])}"
-        if field and "error" not in found.get("ctx", {})
-        else message
-    )
+    is_our_own = "error" in found.get("ctx", {})
+    return message if is_our_own or not field else f"{field}: {message}, got {described(found['input'])}"

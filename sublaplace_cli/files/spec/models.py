@@ -5,11 +5,11 @@ if it depends on another key, and a case to `tests/files/spec`.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
-from ...catalog import ARCHITECTURES, LINKS, RESCALES, TASKS
+from ...catalog import ARCHITECTURES, LINKS, OUTPUTS, RESCALES, TASKS, Task
 from ...errors import suggestion
 from ...results.limits import Limit, regression_amount
 from ...results.metric_table import METRICS
@@ -20,6 +20,8 @@ from .values import Distinct, Index, Text, by_hand, each, is_number, mapping, ma
 _ONE_LOGIT_TASKS = " or ".join(name for name, facts in TASKS.items() if facts.one_logit)
 _SOFTMAX_TASKS = " or ".join(name for name, facts in TASKS.items() if facts.softmax)
 _MEASURED_TASKS = " or ".join(name for name, facts in TASKS.items() if not facts.labels)
+_NOISE_TASKS = " or ".join(name for name, facts in TASKS.items() if facts.one_noise)
+_OUTPUT_NAMES = dict.fromkeys(outputs for _, outputs in OUTPUTS)
 _DOTTED = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 _IMPORT = matching(f"{_DOTTED}:{_DOTTED}", "a text like 'package.module:function'")
 
@@ -80,10 +82,13 @@ class ModelSpec(Part):
             yield Finding(("weights",), "this key is required, but missing (only build: {exported: ...} needs none)")
 
 
+HeldOut = Literal["test", "validation"]
+
+
 class NoiseFrom(Part):
     """The noise variance as the residual mean square of a split."""
 
-    from_: Annotated[Literal["test"], one_of(["test"])] = Field(alias="from")
+    from_: Annotated[HeldOut, one_of(get_args(HeldOut))] = Field(alias="from")
 
 
 class Tune(Part):
@@ -112,7 +117,7 @@ def _noise_variance(value: object) -> object:
     if value in ("auto", "marglik"):
         return value
     if not is_number(value):
-        raise refuse(wrong("'auto', 'marglik', a number above 0 or {from: test}", value))
+        raise refuse(wrong("'auto', 'marglik', a number above 0 or {from: test or validation}", value))
     return positive(value)
 
 
@@ -219,11 +224,32 @@ def _known_metrics(value: object) -> object:
     return value
 
 
+def _outputs_and_noise(raw: Mapping[str, Any], task: str, known: Task) -> Iterator[Finding]:
+    """`outputs` must be one of the task, and a noise variance needs a likelihood that has one for all rows."""
+    outputs, data = raw.get("outputs"), mapping(raw.get("data"))
+    tasks = [name for name, other in OUTPUTS if other == outputs]
+    if tasks and task not in tasks:
+        yield Finding(("outputs",), f"only for task {' or '.join(tasks)}, but task is {task}")
+    noise = mapping(raw.get("posterior")).get("noise_variance", "auto")
+    is_set = is_number(noise) or mapping(noise) or noise == "marglik"
+    if is_set and not known.one_noise:
+        message = f"only for task {_NOISE_TASKS}, but task is {task}"
+        yield Finding(("posterior", "noise_variance"), message)
+    elif is_set and task in tasks and not OUTPUTS[task, str(outputs)].one_noise:
+        message = f"each row has its own noise variance, because outputs is {outputs}"
+        yield Finding(("posterior", "noise_variance"), message)
+    elif (split := mapping(noise).get("from")) in get_args(HeldOut) and mapping(data.get("splits")).get(
+        str(split)
+    ) is None:
+        yield Finding(("posterior", "noise_variance", "from"), f"there is no split '{split}'")
+
+
 class Spec(Part):
     """All of `sublaplace.yaml`."""
 
     version: Annotated[Literal[1], one_of([1])]
     task: Annotated[str, one_of(TASKS)]
+    outputs: Annotated[str, one_of(_OUTPUT_NAMES)] | None = None  # None: the usual ones of the task
     model: ModelSpec
     data: DataSpec
     posterior: PosteriorSpec = PosteriorSpec()
@@ -239,23 +265,19 @@ class Spec(Part):
             if known is not None and not known.one_logit and mapping(mapping(raw.get(name)).get("wrap")):
                 yield Finding((name, "wrap"), f"needs task {_ONE_LOGIT_TASKS}, but task is {task}", at_key=True)
         data, posterior = mapping(raw.get("data")), mapping(raw.get("posterior"))
-        noise = posterior.get("noise_variance", "auto")
         if known is not None and not known.softmax and mapping(posterior.get("hessian")):
             message = f"sampled is only for task {_SOFTMAX_TASKS}, but task is {task}"
             yield Finding(("posterior", "hessian"), message)
         tuned = "tune" in mapping(posterior.get("prior_precision"))
         if tuned and mapping(data.get("splits")).get("validation") is None:
             yield Finding(("posterior", "prior_precision"), "tune needs a split 'validation' in data.splits")
-        if known is not None and known.labels:
+        if known is not None and known.labels and mapping(data.get("standardise")).get("target", "none") != "none":
             message = f"only for task {_MEASURED_TASKS}, but task is {task}"
-            if mapping(data.get("standardise")).get("target", "none") != "none":
-                yield Finding(("data", "standardise", "target"), message)
-            if is_number(noise) or mapping(noise) or noise == "marglik":
-                yield Finding(("posterior", "noise_variance"), message)
-        elif known is not None and posterior.get("link") is not None:
+            yield Finding(("data", "standardise", "target"), message)
+        if known is not None and not known.labels and posterior.get("link") is not None:
             yield Finding(("posterior", "link"), f"only for classes, but task is {task}")
-        elif mapping(noise).get("from") == "test" and mapping(data.get("splits")).get("test") is None:
-            yield Finding(("posterior", "noise_variance", "from"), "there is no split 'test'")
+        if known is not None:
+            yield from _outputs_and_noise(raw, str(task), known)
 
 
 def limits_of(gate: Mapping[str, MetricLimits] | None) -> list[Limit]:

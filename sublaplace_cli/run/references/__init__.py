@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ...core.prediction import Prediction
-from ..problem import Problem
+from ..problem import PredictedRows, Problem
 
 
 @dataclass(frozen=True)
@@ -17,5 +17,10 @@ class ReferenceInputs:
 
     name: str  # of the method
     problem: Problem
-    f: Tensor  # outputs of the network at the test rows (M, C)
-    full: Prediction | None  # of the full posterior, if it was requested
+    rows: PredictedRows
+    full: Prediction | None  # of the full posterior at these rows, if it was requested
+
+    @property
+    def f(self) -> Tensor:
+        """Outputs of the network at the rows (M, C)."""
+        return self.rows.f

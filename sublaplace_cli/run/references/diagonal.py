@@ -11,5 +11,5 @@ def predict(inputs: ReferenceInputs) -> Prediction:
     data_diagonal = problem.scores.value.data_diagonal
     posterior = DiagonalPosterior(problem.hyperparameters.prior, data_diagonal, run.memory)
     with run.store.timed("predict"):
-        covariance = posterior.covariance(problem.rows.test.jacobian)
+        covariance = posterior.covariance(inputs.rows.jacobian)
     return Prediction(inputs.name, None, Gaussian(inputs.f, covariance), posterior.freedom)

@@ -30,9 +30,9 @@ def predict(inputs: ReferenceInputs) -> Prediction:
     run = inputs.problem.run
     ensemble = run.project.spec.ensemble
     assert ensemble is not None, "check has seen it"
-    read, test = run.passes.reader.outputs, run.split("test")
+    read, split = run.passes.reader.outputs, run.split(inputs.rows.split)
     members = torch.stack(
-        [_checked(read(_network(run, path), test), path, run.passes.n_outputs) for path in ensemble.checkpoints]
+        [_checked(read(_network(run, path), split), path, run.passes.n_outputs) for path in ensemble.checkpoints]
     )
     run.reporter.note("ensemble: its mean is not the network's; its w2 compares standard deviations only")
     mean = members.mean(0)

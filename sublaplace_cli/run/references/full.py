@@ -5,8 +5,8 @@ from dataclasses import replace
 from ...catalog import FULL
 from ...core.gaussian import Gaussian
 from ...core.prediction import Comparison, Prediction
-from ..posteriors import content_of, prediction_key, read_prediction
-from ..problem import Problem
+from ..posteriors.predictions import TEST, content_of, prediction_key, read_prediction
+from ..problem import PredictedRows, Problem
 from ..store import Content
 from . import ReferenceInputs
 
@@ -16,17 +16,19 @@ def predict(inputs: ReferenceInputs) -> Prediction:
     return inputs.full
 
 
-def full_prediction(problem: Problem, known: Comparison) -> Prediction:
-    """The full posterior at the test rows; stored at once, because it often takes the longest."""
-    run, test, p = problem.run, problem.rows.test.jacobian, problem.run.layout.size
-    f = test.outputs
+def full_prediction(problem: Problem, rows: PredictedRows, known: Comparison) -> Prediction:
+    """The full posterior at these rows; at the test rows stored at once, because it often takes the longest."""
+    run, p, f = problem.run, problem.run.layout.size, rows.jacobian.outputs
 
     def make() -> Prediction:
-        covariance = problem.full.covariance(test, problem.test_products)
+        covariance = problem.full.covariance(rows.jacobian, rows.products)
         return Prediction(FULL, p, Gaussian(f, covariance), problem.full.freedom)
 
     def write(made: Prediction) -> Content:
-        return content_of(made, replace(known, std_full=made.std if run.job.compares_with_full else None))
+        std_full = known.about_targets(made).std if run.job.compares_with_full else None
+        return content_of(made, replace(known, std_full=std_full))
 
+    if rows.split != TEST:
+        return make()
     key = prediction_key(run, FULL, p, step="full")
     return run.store.get(key, make, lambda artifact: read_prediction(run, artifact, f), write).value

@@ -46,10 +46,22 @@ def predict(inputs: ReferenceInputs) -> Prediction:
         run.reporter.note(f"kfac: {shown} have no Kronecker factors and stay at their prior")
     with run.store.timed("kfac"):
         likelihood = problem.hyperparameters.likelihood
-        factors = _factors(run.passes.model, layers, likelihood, list(_batches(run, likelihood)))
+        factors = _factors(run.passes.model, layers, likelihood, list(_batches(run)))
         posterior = KroneckerPosterior(factors, run.layout, problem.hyperparameters.prior, run.memory)
-        covariance = posterior.covariance(problem.rows.test.jacobian)
+        covariance = posterior.covariance(inputs.rows.jacobian)
     return Prediction(inputs.name, None, Gaussian(inputs.f, covariance), posterior.freedom)
+
+
+class _Weighted(nn.Module):
+    """The network with the outputs Wᵀf, W held fixed: its squared error has the curvature of any likelihood."""
+
+    def __init__(self, model: nn.Module, likelihood: Likelihood) -> None:
+        super().__init__()
+        self.model, self.likelihood = model, likelihood
+
+    def forward(self, x: Tensor) -> Tensor:
+        f = self.model(x)
+        return torch.einsum("ncd,nc->nd", self.likelihood.root(f.detach()).to(f), f)
 
 
 def _supported(model: nn.Module, layout: Layout) -> tuple[dict[str, nn.Module], list[str]]:
@@ -72,13 +84,12 @@ def _factors(
 ) -> dict[str, Factors]:
     from curvlinops import KFACLinearOperator
 
-    loss, scale = likelihood.loss()
     own = [tensor for layer in layers.values() for tensor in layer.parameters(recurse=False) if tensor.requires_grad]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         operator = KFACLinearOperator(
-            model,
-            loss,
+            _Weighted(model, likelihood),
+            nn.MSELoss(reduction="sum"),
             own,
             batches,
             check_deterministic=False,
@@ -90,21 +101,21 @@ def _factors(
     state = operator.state_dict()
     factors = {}
     for name, layer in layers.items():
-        if name not in state["gradient_covariances"]:  # it never ran
+        inside = f"model.{name}" if name else "model"
+        if inside not in state["gradient_covariances"]:  # it never ran
             continue
-        B = state["gradient_covariances"][name].double() * scale
+        B = 0.5 * state["gradient_covariances"][inside].double()  # the squared error has the Hessian 2
         for key, tensor in layer.named_parameters(recurse=False):
             if tensor.requires_grad:
-                A = state["input_covariances"][name].double() if key == "weight" else None
+                A = state["input_covariances"][inside].double() if key == "weight" else None
                 factors[f"{name}.{key}" if name else key] = Factors(A, B)
     return factors
 
 
-def _batches(run: Run, likelihood: Likelihood) -> Iterator[tuple[Tensor, Tensor]]:
-    split, targets = run.split("train"), run.targets("train")
-    assert targets is not None, "the training rows have targets"
-    dtype = next(run.passes.model.parameters()).dtype
+def _batches(run: Run) -> Iterator[tuple[Tensor, Tensor]]:
+    """The training rows, with zeros for targets: the Hessian of a squared error does not depend on them."""
+    split, dtype = run.split("train"), next(run.passes.model.parameters()).dtype
     for a in range(0, len(split), ROWS_PER_BATCH):
         x = run.passes.reader(split, a, min(a + ROWS_PER_BATCH, len(split)))
         assert isinstance(x, Tensor), "check has seen it"
-        yield x, likelihood.loss_targets(targets[a : a + ROWS_PER_BATCH], dtype)
+        yield x, torch.zeros(len(x), run.passes.n_outputs, dtype=dtype, device=x.device)

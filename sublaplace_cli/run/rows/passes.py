@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ from torch import Tensor, nn
 
 from ... import device as devices
 from ...core.jacobian.capture import Capture, Captured, joined_passes
-from ...core.network.forward import Inputs, map_inputs, outputs
+from ...core.network.forward import Inputs, evenly_spaced_numbers, outputs
 from ...errors import SublaplaceError, UserError
 from ...files.data.datasets import ArrayInputs, Split
 from ...reporter import Reporter
+from .float64_check import Float64Checks, TwoPrecisions
+from .splits import IN_OMEGA
 
 ROWS_PER_FORWARD = 128
 
@@ -54,6 +57,10 @@ class InputReader:
     def __call__(self, split: Split, start: int, stop: int) -> Inputs:
         return self._tensors(split.inputs(slice(start, stop)))
 
+    def some(self, split: Split, rows: Sequence[int]) -> Inputs:
+        """These rows, by number."""
+        return self._tensors(split.inputs(list(rows)))
+
     def _tensors(self, raw: ArrayInputs) -> Inputs:
         if isinstance(raw, dict):
             return {name: self._tensor(array) for name, array in raw.items()}
@@ -62,8 +69,7 @@ class InputReader:
         return self._tensor(raw)
 
     def evenly_spaced(self, split: Split, count: int) -> Inputs:
-        step = max(1, len(split) // count)
-        return self._tensors(split.inputs(list(range(0, len(split), step))[:count]))
+        return self.some(split, evenly_spaced_numbers(len(split), count))
 
     def outputs(self, model: nn.Module, split: Split) -> Tensor:
         """f of all rows of a split (N, C) float64, by plain forward passes."""
@@ -84,19 +90,19 @@ def parts_of(inputs: Any) -> list[Any]:
     return list(inputs.values()) if isinstance(inputs, dict) else [*inputs] if isinstance(inputs, tuple) else [inputs]
 
 
+def hessian_of(row_outputs: int | None, n_outputs: int) -> str:
+    """The output Hessian of training rows with so many combinations of the outputs; None: with all outputs."""
+    return "exact" if row_outputs in (None, n_outputs) else f"sampled: {row_outputs}"
+
+
 class Passes:
     """Reads rows and differentiates the network at them."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        reader: InputReader,
-        capture: Capture,
-        reporter: Reporter,
-        sampled: Passes | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, reader: InputReader, capture: Capture, reporter: Reporter) -> None:
         self.model, self.reader, self.capture, self.reporter = model, reader, capture, reporter
-        self.sampled = sampled  # for the rows of Ω, if they need not have all outputs
+        network = TwoPrecisions(capture, reader.some, replace(reader, dtype=torch.float64).some)
+        self.float64_checks = Float64Checks(network, reporter)
+        self.sampled: Passes | None = None  # for the rows of Ω, if they need not have all outputs
         self.most_rows = 2**62  # per pass; halved whenever memory runs out
 
     @property
@@ -109,8 +115,13 @@ class Passes:
         return self.capture.templates[0].n_outputs
 
     def over(self, name: str) -> Passes:
-        """The passes over a split: that of rows which only enter Ω and the scores may be sampled."""
-        return self.sampled if self.sampled is not None and name in ("train", "reference") else self
+        """The passes over the rows that are stored under this name: those of Ω and the scores may be sampled."""
+        return self.sampled if self.sampled is not None and name in IN_OMEGA else self
+
+    @property
+    def hessian(self) -> str:
+        """How the output Hessian of the training rows is computed."""
+        return hessian_of(self.over("train").row_outputs, self.n_outputs)
 
     def combinations(self, split: Split, start: int, stop: int) -> Tensor | None:
         """U (m, C, s) whose Uᵀf are differentiated; None for f itself."""
@@ -120,15 +131,11 @@ class Passes:
         return self.capture.rows_of_pass(len(split))
 
     def __call__(self, split: Split, start: int, stop: int) -> Captured:
-        inputs, n_rows = self.reader(split, start, stop), stop - start
-        U = self.combinations(split, start, stop)
         while True:
-            rows = min(self.most_rows, n_rows)
+            rows = min(self.most_rows, stop - start)
             try:
-                if rows == n_rows:
-                    return self.capture(inputs, U=U)
-                cuts = [slice(a, a + rows) for a in range(0, n_rows, rows)]
-                return joined_passes([self._part(inputs, U, cut) for cut in cuts])
+                cuts = [(a, min(a + rows, stop)) for a in range(start, stop, rows)]
+                return joined_passes([self._pass(split, *cut) for cut in cuts])
             except devices.OUT_OF_MEMORY:
                 if rows == 1:
                     raise
@@ -139,5 +146,7 @@ class Passes:
                 f"out of memory on {self.reader.device}: continuing with passes of {rows // 2} rows instead of {rows}"
             )
 
-    def _part(self, inputs: Inputs, U: Tensor | None, cut: slice) -> Captured:
-        return self.capture(map_inputs(lambda t: t[cut], inputs), U=None if U is None else U[cut])
+    def _pass(self, split: Split, start: int, stop: int) -> Captured:
+        check, inputs = self.float64_checks.of(split), self.reader(split, start, stop)
+        U = self.combinations(split, start, stop)
+        return self.capture(inputs, U=U) if check is None else check.captured(inputs, start, U)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,13 @@ class RowSource:
         """Whether some block has another form that is faster to compute with."""
         return any(block.expanded() is not block for block in self.templates)
 
+    def report_float64_rows(self) -> None:
+        """On the leader, say which rows the workers used in float64; all of them call it."""
+        checks = self.passes.float64_checks
+        by_worker = self.workers.exchange(checks.replaced_rows(self.split))
+        if self.workers.rank == LEADER:
+            checks.report(self.name, self.split, set(chain(*by_worker)))
+
     def compact_bytes(self) -> int:
         """Size of the Jacobian in the form in which it is stored."""
         return len(self.split) * sum(stored_bytes(block) for block in self.templates)
@@ -156,6 +164,7 @@ def make_rows(
                 writer.checkpoint(max(stop for _, stop in turn.values()))
                 saved = time.monotonic()
     source.workers.broadcast(f, LEADER)
+    source.report_float64_rows()
     for total in (sums.weighted, sums.unweighted) if sums is not None else ():
         source.workers.sum_to_leader(total)
     if form is None:

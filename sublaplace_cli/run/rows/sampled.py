@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from zlib import crc32
 
 import torch
@@ -15,6 +16,7 @@ from ...core.network.forward import Inputs, outputs
 from ...errors import UserError
 from ...files.data.datasets import Split
 from ...files.spec.models import Spec
+from .float64_check import Float64Checks
 from .passes import Passes
 
 EXACT_OUTPUTS = 32  # up to so many outputs all of them are the default
@@ -30,6 +32,7 @@ class SampledPasses(Passes):
     def __init__(self, passes: Passes, count: int, likelihood: Likelihood, seed: int, sample: Inputs, memory: int):
         super().__init__(passes.model, passes.reader, passes.capture, passes.reporter)
         self.capture = prepare_combined(passes.capture, count, sample, memory)
+        self.float64_checks = Float64Checks(passes.float64_checks.network, passes.reporter, self._combinations_of)
         self.count, self.likelihood, self.seed = count, likelihood, seed
 
     def combinations(self, split: Split, start: int, stop: int) -> Tensor:
@@ -41,19 +44,23 @@ class SampledPasses(Passes):
         own = slice(start - batches[0][0], stop - batches[0][0])
         return self.likelihood.combinations(f[own], signs[own].to(f), self.count)
 
+    def _combinations_of(self, split: Split, rows: Sequence[int]) -> Tensor:
+        """The same by row numbers."""
+        return torch.cat([self.combinations(split, row, row + 1) for row in rows])
+
     def _signs(self, start: int, stop: int) -> Tensor:
         """±1 for each row and output, drawn on the CPU so that every device gets the same ones."""
         generator = torch.Generator().manual_seed(crc32(f"{self.seed} {start}".encode()))
         return 2 * torch.randint(0, 2, (stop - start, self.n_outputs), generator=generator) - 1
 
 
-def with_sampled_rows(
+def sampled_passes(
     passes: Passes, spec: Spec, likelihood: Likelihood, seed: int, sample: Inputs, memory: int
-) -> Passes:
-    """These passes, with those for the rows of Ω beside them if the spec, or the number of classes, asks for it."""
+) -> SampledPasses | None:
+    """Passes for the rows of Ω, if the spec, or the number of classes, asks for others than for all outputs."""
     asked, C = spec.posterior.hessian, passes.n_outputs
     if asked == "exact" or not TASKS[spec.task].softmax or (asked is None and C <= EXACT_OUTPUTS):
-        return passes
+        return None
     count = DEFAULT_SAMPLED if asked is None else asked.sampled
     if asked is None:
         passes.reporter.note(
@@ -62,9 +69,8 @@ def with_sampled_rows(
         )
     if count >= C:
         passes.reporter.note(f"posterior.hessian: {{sampled: {count}}} is exact for {C} outputs")
-        return passes
-    sampled = SampledPasses(passes, count, likelihood, seed, sample, memory)
-    return Passes(passes.model, passes.reader, passes.capture, passes.reporter, sampled)
+        return None
+    return SampledPasses(passes, count, likelihood, seed, sample, memory)
 
 
 def require_all_outputs(passes: Passes, what: str) -> None:

@@ -22,9 +22,10 @@ laplace = pytest.importorskip("laplace", reason="laplace-torch is not installed:
 curvature = pytest.importorskip("laplace.curvature", reason="laplace-torch has no curvature backends here")
 
 SIGMA2 = 0.3
-# Left out: one logit (its H is 0), an output of shape (rows,), and several input arrays, which it does not take.
+# Left out: one logit (its H is 0), an output of shape (rows,), several input arrays and log-variances, which it does
+# not take.
 CASES_IN_COMMON = [
-    case.name for case in CASES if case.task in ("regression", "multiclass") and case.name not in ("two-inputs", "tied")
+    case.name for case in CASES if case.kind in ("regression", "multiclass") and case.name not in ("two-inputs", "tied")
 ]
 in_common = pytest.mark.parametrize("name", CASES_IN_COMMON)
 

@@ -79,6 +79,15 @@ CHANGED = [
         "9:32: posterior.hessian.sampled: expected a whole number, got the number 2.5",
     ),
     (
+        changed("regression", "binary\noutputs: mean-and-log-variance"),
+        "3:10: outputs: only for task regression, but task is binary",
+    ),
+    (
+        changed("regression", "regression\noutputs: mean-and-variance"),
+        "3:10: outputs: expected 'mean-and-log-variance', got the text \"mean-and-variance\"",
+    ),
+    (changed("regression", "regression\noutputs: [1]"), "3:10: outputs: expected 'mean-and-log-variance', got a list"),
+    (
         changed("regression", "multiclass", with_data("standardise: {target: from-train}")),
         "9:25: data.standardise.target: only for task regression, but task is multiclass",
     ),
@@ -139,7 +148,9 @@ posterior: {prior_precision: 1e999}
 posterior: {prior_precision: {a: -1}}
     9:34: posterior.prior_precision.a: expected a number above 0, got the number -1
 posterior: {noise_variance: {from: train}}
-    9:36: posterior.noise_variance.from: expected 'test', got the text "train"
+    9:36: posterior.noise_variance.from: unknown value "train"; available: test, validation
+posterior: {noise_variance: {from: validation}}
+    9:36: posterior.noise_variance.from: there is no split 'validation'
 posterior: {noise_variance: {from: test}}
     9:36: posterior.noise_variance.from: there is no split 'test'
 posterior: {noise_variance: {from_: test}}
@@ -172,6 +183,17 @@ VALUES = [*CHANGED, *pairs(DATA, with_data), *pairs(TOP, with_top)]
 @pytest.mark.parametrize(("text", "expected"), VALUES, ids=[expected for _, expected in VALUES])
 def test_one_mistake_gives_one_line(tmp_path: Path, text: str, expected: str) -> None:
     assert problems(tmp_path, text) == [expected]
+
+
+@pytest.mark.parametrize("noise", ["0.5", "marglik", "{from: test}"])
+def test_a_network_that_predicts_its_noise_takes_none(tmp_path: Path, noise: str) -> None:
+    text = changed("regression", "regression\noutputs: mean-and-log-variance")
+    (line,) = problems(tmp_path, text + f"posterior: {{noise_variance: {noise}}}\n")
+    expected = "posterior.noise_variance: each row has its own noise variance, because outputs is mean-and-log-variance"
+    assert line == f"10:29: {expected}"
+    path = tmp_path / "sublaplace.yaml"
+    path.write_text(text + "posterior: {noise_variance: auto}\n")
+    assert load_spec(path).spec.outputs == "mean-and-log-variance"
 
 
 @pytest.mark.parametrize(

@@ -1,44 +1,35 @@
-"""Posteriors of sub-networks with their rescaling, and their predictions, stored and reused."""
+"""Posteriors of sub-networks with their rescaling, stored and reused."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..catalog import FULL
-from ..core.gaussian import Gaussian
-from ..core.jacobian.capture import Captured
-from ..core.linalg import row_products
-from ..core.network.layout import Layout
-from ..core.omega.row_sums import column_chunks, columns_of_blocks
-from ..core.posterior.path import fit_path, path_covariances
-from ..core.posterior.rescale import (
-    Kind,
-    Rescale,
-    outside_products,
-    rescale_to_full,
-    rescaled_draws,
-    without_rounding,
-)
-from ..core.posterior.subnet import SubnetPosterior, subnet_bytes
-from ..core.posterior.subnet_dual import SubnetDual
-from ..core.posterior.subnet_primal import SubnetPrimal
-from ..core.prediction import Comparison, Prediction
-from ..core.selectors import checked
-from ..errors import Reason, RunError, UserError
-from ..files.artifacts.artifact import Artifact, open_artifact
-from ..files.artifacts.run_folder import file_stem
-from ..files.data.datasets import MeanStd, Scales, Split
-from ..sizes import format_bytes
-from .problem import Problem, posterior_facts, warn_if_ill_conditioned
-from .project import prior_vector
-from .run import Run
-from .selections import Chosen
-from .store import Content, Key
+from ...catalog import FULL
+from ...core.gaussian import Gaussian
+from ...core.jacobian.capture import Captured
+from ...core.linalg import row_products
+from ...core.network.layout import Layout
+from ...core.omega.row_sums import columns_of_blocks
+from ...core.posterior.path import fit_path, path_covariances
+from ...core.posterior.rescale import Kind, Rescale, rescale_to_full, without_rounding
+from ...core.posterior.subnet import SubnetPosterior, subnet_bytes
+from ...core.posterior.subnet_dual import SubnetDual
+from ...core.posterior.subnet_primal import SubnetPrimal
+from ...core.selectors import checked
+from ...errors import Reason, RunError, UserError
+from ...files.artifacts.artifact import Artifact, open_artifact
+from ...files.artifacts.run_folder import file_stem
+from ...files.data.datasets import MeanStd, Scales, Split
+from ...sizes import format_bytes
+from ..problem import Problem, posterior_facts, warn_if_ill_conditioned
+from ..project import prior_vector
+from ..selections import Chosen
+from ..store import Content, Key
 
 
 @dataclass(frozen=True)
@@ -47,6 +38,7 @@ class Fitted:
 
     posterior: SubnetPosterior
     rescale: Rescale
+    held_out: Tensor | None = None  # its covariances at the rows that it was calibrated on, if it was just now
 
     def columns(self, captured: Captured, prior: Tensor) -> tuple[Tensor, Tensor | None]:
         """J_Sᵀ (k, m·C) of one pass, and G V⁻¹ Gᵀ outside S (m, C, C) if the rescaling needs it."""
@@ -74,7 +66,7 @@ def _extends(long: Chosen, short: Chosen) -> bool:
     return short.method == long.method and torch.equal(short.indices, long.indices[: short.k])
 
 
-def variant(name: str, rescale: Kind) -> str:
+def variant(name: str, rescale: str) -> str:
     """The name of an artifact that depends on the rescaling: one per kind, so none overwrites another."""
     return name if rescale == "none" else f"{name}-{rescale}"
 
@@ -82,9 +74,14 @@ def variant(name: str, rescale: Kind) -> str:
 def fit(problem: Problem, path: Sequence[Chosen]) -> list[Fitted]:
     """Posteriors over selections, each a prefix of the next one."""
     run = problem.run
+    facts = {
+        "link": run.link,
+        "rescaling": run.rescale,
+        "folds": problem.calibrator.n_folds if run.calibrates else None,
+    }
     names = [variant(file_stem("posterior", chosen.method, chosen.k), run.rescale) for chosen in path]
     keys = [
-        Key("posterior", name, {"indices": chosen.digest}, {"method": chosen.method, "link": run.link}, "fit")
+        Key("posterior", name, {"indices": chosen.digest}, facts | {"method": chosen.method}, "fit")
         for name, chosen in zip(names, path, strict=True)
     ]
 
@@ -103,15 +100,27 @@ def fit(problem: Problem, path: Sequence[Chosen]) -> list[Fitted]:
 
 
 def _rescaled(problem: Problem, posteriors: Sequence[SubnetPosterior], missing: list[int]) -> list[Fitted]:
+    if problem.run.calibrates:
+        return _calibrated(problem, posteriors, missing)
     return [Fitted(posteriors[i], _rescale(problem, posteriors[i])) for i in missing]
 
 
 def _rescale(problem: Problem, posterior: SubnetPosterior) -> Rescale:
-    if problem.run.rescale == "none":
+    kind = problem.run.rescale
+    if kind == "none":
         return Rescale()
     full, products = problem.full_left_out, problem.train_products
     with problem.run.store.timed("rescale"):
-        return rescale_to_full(posterior, problem.run.rescale, problem.omega, full, products)
+        return rescale_to_full(posterior, cast(Kind, kind), problem.omega, full, products, problem.means)
+
+
+def _calibrated(problem: Problem, posteriors: Sequence[SubnetPosterior], missing: list[int]) -> list[Fitted]:
+    """With the factor that all held-out rows together choose: what a posterior keeps for new rows."""
+    rows, calibrator = problem.held_out, problem.calibrator
+    covariances = path_covariances(posteriors, rows.jacobian, problem.run.memory)
+    with problem.run.store.timed("calibrate"):
+        factors = [calibrator.together(Gaussian(rows.f, covariance)) for covariance in covariances]
+    return [Fitted(posteriors[i], Rescale(factors[i].value), covariances[i]) for i in missing]
 
 
 def _content(problem: Problem, name: str, fitted: Fitted) -> Content | None:
@@ -194,82 +203,3 @@ def _scale(artifact: Artifact, side: str) -> MeanStd | None:
     mean, std = (np.asarray(artifact.tensor(f"{side}_{what}").numpy()) for what in ("mean", "std"))
     shape = tuple(artifact.meta["scale_shapes"][side])
     return MeanStd(mean.reshape(shape), std.reshape(shape))
-
-
-def predict(problem: Problem, path: Sequence[Chosen], known: Comparison) -> list[Prediction]:
-    """Predictions of sub-networks, each a prefix of the next one."""
-    run = problem.run
-    keys = [prediction_key(run, chosen.method, chosen.k, chosen) for chosen in path]
-
-    def read(artifact: Artifact) -> Prediction | None:
-        chosen = next(chosen for chosen in path if chosen.digest == artifact.meta["inputs"]["indices"])
-        return read_prediction(run, artifact, problem.rows.test.jacobian.outputs, chosen.indices)
-
-    def write(prediction: Prediction) -> Content:
-        return content_of(prediction, known)
-
-    if run.job.posterior.samples is not None:  # draws are not stored: nothing to reuse
-        with run.store.timed("predict"):
-            made = _predictions(problem, path, fit(problem, path), list(range(len(path))))
-        return [run.store.put(key, prediction, write).value for key, prediction in zip(keys, made, strict=True)]
-    stored = run.store.get_all(
-        keys, lambda missing: _predictions(problem, path, fit(problem, path), missing), read, write
-    )
-    return [prediction.value for prediction in stored]
-
-
-def prediction_key(run: Run, method: str, k: int, chosen: Chosen | None = None, step: str = "predict") -> Key:
-    """The artifact key of a method's predictions; `chosen` is the sub-network that they use."""
-    name = file_stem("predictions", method, k)
-    inputs = {} if chosen is None else {"indices": chosen.digest}
-    name = name if chosen is None else variant(name, run.rescale)
-    return Key("predictions", name, inputs, {"method": method, "k": k}, step)
-
-
-def read_prediction(run: Run, artifact: Artifact, mean: Tensor, indices: Tensor | None = None) -> Prediction | None:
-    """A stored prediction; None if it lacks the comparison with the full posterior."""
-    meta = artifact.meta
-    if run.job.compares_with_full and "std_full" not in meta["tensors"]:
-        return None
-    covariance = artifact.tensor("covariance", (*mean.shape, mean.shape[1])).to(run.device)
-    rescale = Rescale(meta["rescale"], meta["remainder"])
-    return Prediction(meta["method"], meta["k"], Gaussian(mean, covariance), meta["freedom"], rescale, indices)
-
-
-def content_of(prediction: Prediction, known: Comparison) -> Content:
-    """Mean, std, std_full and target of each test row and output, and the covariance of each row's outputs."""
-    tensors = {"mean": prediction.mean, "std": prediction.std, "covariance": prediction.outputs.covariance}
-    optional = {"std_full": known.std_full, "target": known.targets}
-    tensors |= {name: tensor for name, tensor in optional.items() if tensor is not None}
-    rescale = prediction.rescale
-    return tensors, {"freedom": prediction.freedom, "rescale": rescale.c, "remainder": rescale.b}
-
-
-def _predictions(
-    problem: Problem, path: Sequence[Chosen], fitted: Sequence[Fitted], missing: list[int]
-) -> list[Prediction]:
-    """The missing predictions of a path; all are computed together, so no bit depends on which artifacts exist."""
-    run, test, prior = problem.run, problem.rows.test.jacobian, problem.hyperparameters.prior
-    covariances = path_covariances([each.posterior for each in fitted], test, run.memory)
-    predictions = []
-    for i in missing:
-        chosen, posterior, rescale = path[i], fitted[i].posterior, fitted[i].rescale
-        outside = None
-        if rescale.b:
-            outside = outside_products(test, problem.test_products, posterior.indices, prior, run.memory)
-        outputs = Gaussian(test.outputs, rescale.apply(covariances[i], outside))
-        samples = None if run.job.posterior.samples is None else _samples(problem, fitted[i], outside)
-        about = (posterior.freedom, rescale, chosen.indices, samples)
-        predictions.append(Prediction(chosen.method, chosen.k, outputs, *about))
-    return predictions
-
-
-def _samples(problem: Problem, fitted: Fitted, outside: Tensor | None) -> Tensor:
-    """Draws of the outputs at the test rows (count, M, C)."""
-    run, test = problem.run, problem.rows.test.jacobian
-    count, seed = run.job.posterior.samples or 0, run.job.selection.seed
-    theta = fitted.posterior.draw(count, seed)
-    chunks = column_chunks(test, fitted.posterior.indices, run.memory)
-    draws = torch.cat([J_S.T @ theta for _, J_S in chunks])  # (M·C, count)
-    own = rescaled_draws(draws, fitted.rescale, outside, torch.Generator().manual_seed(seed + 1))
-    return test.outputs + own.T.reshape(count, *test.outputs.shape)

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from ..core.metrics import NotApplicable
-from ..core.prediction import Comparison, Prediction
-from ..results.metric_table import METRICS, Metric
-from ..results.result import Row, Setup
-from ..run.run import Run
+from ...core.metrics import NotApplicable
+from ...core.prediction import Comparison, Prediction
+from ...results.metric_table import METRICS, Metric
+from ...results.result import Row, Setup
+from ...run.run import Run
 
 
 def setup_of(run: Run, n_train: int, noise_variance: float | None, prior_precision: Any) -> Setup:

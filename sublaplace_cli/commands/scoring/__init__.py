@@ -1,0 +1,1 @@
+"""Predictions → what a result says of them: metrics, the data of pictures, and the verdict."""

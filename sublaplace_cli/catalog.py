@@ -75,6 +75,11 @@ class Task:
     one_logit: bool = False  # two classes behind one output
     one_noise: bool = False  # there is one noise variance for all rows, which the spec may set
 
+    @property
+    def softmax(self) -> bool:
+        """One output per class."""
+        return self.labels and not self.one_logit
+
 
 TASKS = {
     "regression": Task("sublaplace_cli.core.likelihoods.regression:Regression", one_noise=True),

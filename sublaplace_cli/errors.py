@@ -26,6 +26,7 @@ class Reason(Enum):
     NO_LINEAR_LAYER = auto()
     NOT_ONE_LOGIT = auto()
     NOT_SEVERAL_LOGITS = auto()
+    OUTPUTS_ARE_SAMPLED = auto()
     OUT_OF_MEMORY = auto()
 
 

@@ -27,8 +27,8 @@ from ..files.data.transforms import compile_steps
 from ..files.reading import reading
 from ..files.spec.data import DataSpec
 from ..run.posteriors.fitting import Fitted, open_posterior, read_fitted, read_prior, scales_of
+from ..run.project import parameter_table
 from ..run.rows.passes import parts_of
-from ..run.run import parameter_table
 
 ROWS_PER_PASS = 256
 Prepare = Callable[[Tensor, Tensor], Tensor]

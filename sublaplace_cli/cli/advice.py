@@ -22,6 +22,7 @@ ADVICE = {
     Reason.NOT_ONE_LOGIT: "use task: multiclass, or collapse the classes with "
     "model.wrap: {binary-logodds: {classes: […]}}",
     Reason.NOT_SEVERAL_LOGITS: "use task: binary",
+    Reason.OUTPUTS_ARE_SAMPLED: "set posterior.hessian: exact in the spec, or use the test rows: --reference test",
     Reason.OUT_OF_MEMORY: "lower --memory, --k or the number of rows",
 }
 

@@ -5,11 +5,12 @@ import numpy as np
 from ..catalog import load_check
 from ..core.selectors import SelectorFacts
 from ..core.tuning.conformal import least_rows
-from ..errors import UserError
+from ..errors import Reason, UserError
 from ..files.networks.imports import load_function
 from ..run.job import Choice, Job
 from ..run.output_files import check_predictions, protect_inputs
 from ..run.project import ADD_VALIDATION
+from ..run.rows.sampled import require_all_outputs
 from ..run.run import Run
 from .sweep import is_sweep
 
@@ -59,12 +60,26 @@ def _check_choice(run: Run, choice: Choice) -> None:
         return
     check = load_check(call.method)
     if check is not None and call.selects:
-        check(SelectorFacts(run.layout, run.network.last_linear, run.job.selection.pool, call.pattern), choice.k)
+        facts = (run.layout, run.network.last_linear, run.job.selection.pool, call.pattern)
+        check(SelectorFacts(*facts, all_outputs=not run.samples(run.job.selection.reference)), choice.k)
     elif check is not None:
         check(run)
 
 
+def _check_sampled(run: Run) -> None:
+    """What needs all outputs of rows that have combinations of them only."""
+    if run.job.selection.score == "unweighted" and run.samples(run.job.selection.reference):
+        problem = "--score unweighted needs all outputs of the reference rows, not random combinations of them"
+        raise UserError(problem, reason=Reason.OUTPUTS_ARE_SAMPLED)
+    if run.job.command in ("fit", "evaluate") and run.rescale in ("scale", "hybrid"):
+        require_all_outputs(run.passes, f"--rescale {run.rescale}")
+    for call in (choice.call for choice in run.choices):
+        if call.method.needs_full and not call.is_full and not run.calibrates:  # fitted to left-out variances
+            require_all_outputs(run.passes, f"--method {call.name}")
+
+
 def _check_posterior(run: Run) -> None:
+    _check_sampled(run)
     if run.job.posterior.link is not None and run.link is None:
         raise UserError(f"--link is for classes: the task is {run.project.spec.task}")
     if run.calibrates and run.job.posterior.posterior is None:

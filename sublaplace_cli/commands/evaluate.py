@@ -202,8 +202,8 @@ def _calibration(run: Run, predictions: Sequence[Prediction]) -> dict[str, Any]:
 
 def _artifacts(run: Run, predictions: Sequence[Prediction]) -> dict[str, str]:
     """Artifacts in the folder that the result depends on, whether or not this command made them."""
-    reference = run.splits.origins[run.job.selection.reference]
-    names = ["scores", *(f"jacobians-{name}" for name in ("train", "test", reference))]
+    splits = ("train", "test", run.job.selection.reference)
+    names = ["scores", *(f"jacobians-{run.stored_as(name)}" for name in splits)]
     for prediction in predictions:
         if prediction.k is not None:
             kinds = ("indices", "posterior", "predictions")

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from ..catalog import FULL
-from ..core.jacobian.blocks import COLUMN_PANEL
+from ..catalog import FULL, TASKS
+from ..core.combined_pass import prepare_combined
+from ..core.jacobian.blocks import COLUMN_PANEL, stored_bytes
+from ..core.jacobian.capture import SAMPLE_ROWS, Capture
 from ..core.jacobian.rows import MOST_TILE_BYTES, TILE_SHARE
 from ..core.omega.gram import GRAM_TILE_BYTES
 from ..core.posterior.full import full_bytes
@@ -15,6 +18,7 @@ from ..files.artifacts.run_folder import file_stem
 from ..results.result import Listing
 from ..run.posteriors.fitting import variant
 from ..run.rows.row_storage import RowStorage
+from ..run.rows.sampled import DEFAULT_SAMPLED, EXACT_OUTPUTS
 from ..run.run import Run
 
 
@@ -30,6 +34,7 @@ def plan(run: Run) -> Listing:
             "n_params": run.layout.size,
             "n_outputs": run.passes.n_outputs,
             **{f"n_{name}": len(split) for name, split in run.splits.by_name.items()},
+            **estimate.hessian(),
             "run_dir": str(run.store.path),
             "memory_limit": run.memory,
             "memory_estimate": estimate.peak(),
@@ -40,13 +45,36 @@ def plan(run: Run) -> Listing:
     )
 
 
+def _row_costs(capture: Capture, n_rows: int) -> dict[str, int]:
+    C = capture.templates[0].n_outputs
+    return {
+        "backward_passes_per_row": C,
+        "bytes_of_jacobian": n_rows * sum(map(stored_bytes, capture.templates)),
+        "bytes_of_gram_matrix": full_bytes(n_rows * C),
+    }
+
+
 @dataclass(frozen=True)
 class _Estimate:
     run: Run
 
     @property
     def rows(self) -> int:
-        return len(self.run.split("train")) * self.run.passes.n_outputs
+        return len(self.run.split("train")) * self.run.passes.over("train").row_outputs
+
+    def hessian(self) -> dict[str, Any]:
+        """The cost of all outputs of the training rows and of random combinations of them, if there are many."""
+        run, passes, train = self.run, self.run.passes, self.run.split("train")
+        if passes.sampled is None and not (TASKS[run.project.spec.task].softmax and passes.n_outputs > EXACT_OUTPUTS):
+            return {}
+        if passes.sampled is not None:
+            combined = passes.sampled.capture
+        else:
+            sample = passes.reader.evenly_spaced(train, SAMPLE_ROWS)
+            combined = prepare_combined(passes.capture, DEFAULT_SAMPLED, sample, run.memory)
+        used = "exact" if passes.sampled is None else "sampled"
+        costs = {"exact": _row_costs(passes.capture, len(train)), "sampled": _row_costs(combined, len(train))}
+        return {"hessian": used, **{f"hessian_{name}": cost for name, cost in costs.items()}}
 
     @property
     def fits(self) -> bool:
@@ -54,7 +82,8 @@ class _Estimate:
 
     @property
     def storages(self) -> list[RowStorage]:
-        return [self.run.row_storage(name) for name in self.run.splits.by_origin]
+        names = dict.fromkeys(map(self.run.stored_as, self.run.splits.by_name))
+        return [self.run.row_storage(name) for name in names]
 
     def files(self) -> dict[str, int]:
         run, p, C = self.run, self.run.layout.size, self.run.passes.n_outputs
@@ -64,7 +93,7 @@ class _Estimate:
             files[storage.key.name] = outputs + (storage.source.compact_bytes() if storage.stored else 0)
         files["scores"] = 16 * p
         evaluates = run.job.command == "evaluate"
-        test = 8 * 5 * len(run.split("test")) * C if evaluates else 0
+        test = 8 * (4 + C) * len(run.split("test")) * C if evaluates else 0  # with C × C covariances
         for choice in run.choices:
             if choice.k is None:  # not known yet, or none
                 continue
@@ -98,7 +127,7 @@ class _Estimate:
 
     def _steps(self) -> Iterator[int]:
         run, rows = self.run, self.rows
-        yield run.passes.rows_per_pass(run.split("train")) * run.passes.capture.row_bytes
+        yield max(own.rows_per_pass * own.passes.capture.row_bytes for own in (each.source for each in self.storages))
         yield self._tiles(MOST_TILE_BYTES)
         for choice in run.choices:
             if choice.k is not None and self.fits:
@@ -117,7 +146,7 @@ class _Estimate:
 
     def _tiles(self, cap: int) -> int:
         """One tile of rows while its blocks are used; for held rows, only the float64 copies of a panel."""
-        blocks = self.run.passes.capture.templates
+        blocks = self.run.passes.over("train").capture.templates
         if self.run.row_storage("train").form:
             return self.rows * 8 * min(COLUMN_PANEL, max(block.width for block in blocks))
         widest = max(block.row_bytes for block in blocks)

@@ -15,7 +15,9 @@ from ..results.result import References, Result
 from ..run.input_files import oracle_outputs
 from ..run.posteriors.conformal import conformal_details, fit_conformal
 from ..run.posteriors.fitting import Fitted, read_fitted, read_prior
-from ..run.run import Run, parameter_table
+from ..run.project import parameter_table
+from ..run.rows.passes import hessian_of
+from ..run.run import Run
 from .evaluate import Evaluation
 from .scoring.measuring import measured_row, setup_of
 from .scoring.review import review
@@ -45,9 +47,11 @@ def predict(run: Run, artifact: Artifact) -> Evaluation:
         there, _ = _predict(run, fitted, prior, "validation")
         targets = run.targets("validation")
         known = replace(known, conformal=fit_conformal(run.job.posterior, known.likelihood, {outputs: there}, targets))
+    hessian = hessian_of(meta.get("row_outputs"), run.passes.n_outputs)
+    of_posterior = {"rescale": meta["rescaling"], "link": meta["link"], "hessian": hessian}
     result = Result(
         setup=setup_of(run, meta["n_train"], meta["noise_variance"], prior_precision),
-        provenance={**run.provenance, "rescale": meta["rescaling"], "link": meta["link"]},
+        provenance={**run.provenance, **of_posterior},
         references=References(),
         rows=(measured_row(prediction, known),),
         details=conformal_details(run.job.posterior, known, [prediction]) | review(run, prediction, known),

@@ -8,6 +8,7 @@ One letter has one meaning in all these files, as in the paper:
     f       outputs (N, C)                J   Jacobian of f (N, C, p), rows flattened as N·C
     H       output Hessian (N, C, C)      W   a square root of it: H = W Wᵀ
     A       weighted Jacobian, rows Wₙᵀ Jₙ; then Ω = AᵀA + V
+    U       s combinations of many outputs (N, C, s): E[U Uᵀ] = H; the rows Uₙᵀ Jₙ have s outputs and H = I
     v       diagonal of V, the prior precision of each parameter (p,)
     sigma2  noise variance σ₀² (1 for classification)
     K       Gram matrix A V⁻¹ Aᵀ (N·C, N·C); R = (I + K)⁻¹

@@ -50,29 +50,40 @@ class CheckedPass:
     sample_near: tuple[int, ...] = ()  # numbers in the sample of the rows near a kink, if some row differs
 
     @classmethod
-    def of(cls, capture: Capture, exact: Capture, sample: Inputs, exact_sample: Inputs) -> Self:
-        """Compare both passes on a sample of rows, and measure the rounding of its pre-activations."""
+    def of(
+        cls, capture: Capture, exact: Capture, sample: Inputs, exact_sample: Inputs, U: Tensor | None = None
+    ) -> Self:
+        """Compare both passes on a sample of rows, and measure the rounding of its pre-activations.
+
+        U are the combinations of these rows, if the passes are through combinations of the outputs.
+        """
         n_rows, modules = row_count(sample), activation_modules(capture.model)
         seen, exactly_seen = FunctionWatch(n_rows, _keep), FunctionWatch(n_rows, _keep)
         of_modules = ModuleWatch(modules, n_rows, lambda _number, z, kinks: (z.shape, kinks))
         with of_modules:
-            captured = capture(sample, check=False, watch=seen)
-        differences = relative_differences(captured, exact(exact_sample, check=False, watch=exactly_seen)).tolist()
+            captured = capture(sample, check=False, watch=seen, U=U)
+        exactly = exact(exact_sample, check=False, watch=exactly_seen, U=U)
+        differences = relative_differences(captured, exactly).tolist()
         roundings = measured_rounding(seen.seen, [z for z, _ in exactly_seen.seen])
         sees_all = of_modules.seen == [(z.shape, kinks) for z, kinks in seen.seen]
         kinks = NearKinks(roundings, modules if sees_all else None)
         made = cls(capture, exact, kinks, tuple(differences))
-        return made if max(differences) <= MOST_DIFFERENCE else replace(made, sample_near=tuple(made(sample)[1]))
+        return made if max(differences) <= MOST_DIFFERENCE else replace(made, sample_near=tuple(made(sample, U)[1]))
 
-    def __call__(self, inputs: Inputs) -> tuple[Captured, list[int]]:
+    def __call__(self, inputs: Inputs, U: Tensor | None = None) -> tuple[Captured, list[int]]:
         """A pass in float32, and its rows near a kink."""
         watch = self.kinks.watch(row_count(inputs))
-        captured = self.capture(inputs, watch=watch)
+        captured = self.capture(inputs, watch=watch, U=U)
         return captured, self.kinks.rows(watch)
 
-    def corrected(self, captured: Captured, rows: Sequence[int], exact_inputs: Inputs) -> tuple[Captured, list[int]]:
-        """The pass with these rows in float64 where that makes a difference, and the rows where it does."""
-        exact = self.exact(exact_inputs, check=False)
+    def corrected(
+        self, captured: Captured, rows: Sequence[int], exact_inputs: Inputs, U: Tensor | None = None
+    ) -> tuple[Captured, list[int]]:
+        """The pass with these rows in float64 where that makes a difference, and the rows where it does.
+
+        U are the combinations of these rows: those of the pass, because others would differ from it without a kink.
+        """
+        exact = self.exact(exact_inputs, check=False, U=U)
         differs = (relative_differences(captured.some_rows(rows), exact) > MOST_DIFFERENCE).tolist()
         at = [number for number, different in enumerate(differs) if different]
         wrong = [rows[number] for number in at]

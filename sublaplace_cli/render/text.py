@@ -193,7 +193,7 @@ def _with_error(row: dict[str, Any], key: str) -> str:
 def _in_words(name: str, value: Any) -> str:
     if isinstance(value, list):
         return visible(", ".join(map(str, value))) or "–"
-    if isinstance(value, int) and name.startswith(("memory_", "bytes_", "files: ")):
+    if isinstance(value, int) and re.match(r"memory_|files: |(hessian_\w+: )?bytes_", name):
         return format_bytes(value)
     return short(value)
 

@@ -13,6 +13,8 @@ from ..json_files import read_json
 from .metric_table import LISTED, METRIC_VERSION, METRICS
 from .result import SCHEMA, Result, Row, SweepResult
 
+EXACT = "exact"  # the output Hessian of all results that do not say it
+
 
 @dataclass(frozen=True)
 class Baseline:
@@ -34,6 +36,9 @@ class Baseline:
         for option in ("rescale", "link"):
             if theirs.get(option) != mine[option]:
                 return f"the baseline has --{option} {theirs.get(option)}, this run {mine[option]}"
+        before = theirs.get("hessian", EXACT)
+        if before != mine["hessian"]:
+            return f"the baseline has the output Hessian '{before}', this run '{mine['hessian']}' (posterior.hessian)"
         if needs == "oracle" and theirs.get("oracle_sha256") != mine["oracle_sha256"]:
             return "the baseline has another oracle"
         if needs == "bracket" and self.bracket != result.bracket:

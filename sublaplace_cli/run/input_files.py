@@ -14,8 +14,9 @@ from ..files.data.arrays import npy_header
 from ..files.data.datasets import read_matrix
 from ..files.reading import reading
 from ..json_files import read_bounded
+from .project import parameter_table
 from .rows.passes import InputReader
-from .run import Run, parameter_table
+from .run import Run
 from .selections import Chosen
 
 INDEX_BYTES = 64  # of one index in a file, at most; 2²⁰ bytes are always allowed

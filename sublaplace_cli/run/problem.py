@@ -34,7 +34,7 @@ class Rows:
     """The rows of a run, each split opened once."""
 
     run: Run
-    _opened: dict[str, SplitRows] = field(default_factory=dict)  # by the split that holds the rows
+    _opened: dict[str, SplitRows] = field(default_factory=dict)  # by the name under which they are stored
 
     @property
     def train(self) -> SplitRows:
@@ -46,11 +46,11 @@ class Rows:
         return self.of(self.run.job.selection.reference)
 
     def of(self, name: str) -> SplitRows:
-        """The rows of a split by any of its names."""
-        origin = self.run.splits.origins[name]
-        if origin not in self._opened:
-            self._opened[origin] = open_rows(self.run.store, self.run.row_storage(origin))
-        return self._opened[origin]
+        """The rows of a split by any of its names; those of Ω and the scores may be sampled, predicted ones are not."""
+        stored = self.run.stored_as(name)
+        if stored not in self._opened:
+            self._opened[stored] = open_rows(self.run.store, self.run.row_storage(stored))
+        return self._opened[stored]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,9 @@ class PredictedRows:
 
     @property
     def jacobian(self) -> Jacobian:
-        return self.rows.of(self.split).jacobian
+        rows = self.rows.of(self.split)
+        assert not rows.is_sampled, "predictions are of all outputs: what needs them at training rows was refused"
+        return rows.jacobian
 
     @cached_property
     def f(self) -> Tensor:
@@ -104,14 +106,14 @@ class Problem:
     def omega(self) -> Precision:
         run, train, settled = self.run, self.rows.train.jacobian, self.hyperparameters
         dtype = getattr(torch, run.job.compute.gram_dtype)
-        root = settled.likelihood.root(train.outputs)
+        root = self.rows.train.root(settled.likelihood)
         return Precision(train, root, settled.prior, run.memory, run.reporter.progress, dtype)
 
     @cached_property
     def scores(self) -> Stored[Scores]:
         """The scores, stored as the score and diag(Ω)."""
         run, prior = self.run, self.hyperparameters.prior
-        facts = {"score": run.job.selection.score, "reference": run.splits.origins[run.job.selection.reference]}
+        facts = {"score": run.job.selection.score, "reference": run.stored_as(run.job.selection.reference)}
 
         def read(artifact: Artifact) -> Scores:
             shape = (run.layout.size,)
@@ -144,7 +146,7 @@ class Problem:
         if sums is not None:
             total = sums.weighted if weighted else sums.unweighted
         else:
-            root = self.run.unit_likelihood.root(rows.jacobian.outputs) if weighted else None
+            root = rows.root(self.run.unit_likelihood) if weighted else None
             total = squared_gradients(rows.jacobian, root, self.run.memory)
         return total / (self.hyperparameters.noise_variance or 1.0) if weighted else total
 

@@ -15,7 +15,6 @@ from ..core.network.layout import Layout
 from ..errors import UserError
 from ..files.artifacts.atomic import digest_of, digest_of_files
 from ..files.artifacts.run_folder import fingerprint
-from ..files.data.datasets import origin_of
 from ..files.networks.loading import Network, NetworkSource, load_network
 from ..files.spec.loading import LoadedSpec
 from ..files.spec.models import ModelSpec, Spec
@@ -88,8 +87,13 @@ def _number(prior: object) -> float:
     return float(prior) if isinstance(prior, (int, float)) else 1.0
 
 
-def identity_of(job: Job, project: Project, files: dict[str, list[Path]], device: torch.device) -> dict[str, Any]:
-    """What identifies a run, as plain data: its files and every option that changes a number."""
+def identity_of(
+    job: Job, project: Project, files: dict[str, list[Path]], device: torch.device, reference: str
+) -> dict[str, Any]:
+    """What identifies a run, as plain data: its files and every option that changes a number.
+
+    `reference` is the name under which the rows that scores are taken over are stored.
+    """
     spec, chosen = project.spec, job.selection
     described = spec.model_dump(mode="json", by_alias=True)
     described.pop("gate")  # it checks numbers and changes none
@@ -109,13 +113,36 @@ def identity_of(job: Job, project: Project, files: dict[str, list[Path]], device
             "gram_dtype": job.compute.gram_dtype,
             "seed": chosen.seed,
             "score": chosen.score,
-            "reference": origin_of(spec.data, chosen.reference),
+            "reference": reference,
             "pool": chosen.pool,
             "device": device.type,
             # Without a full posterior an open prior is tuned for the one sub-network: another one is another run.
             "tuned_for": [chosen.method, chosen.k] if job.posterior.full == "none" and _is_open(project) else None,
         },
     }
+
+
+def metadata_of(
+    job: Job, project: Project, identity: Mapping[str, Any], device: torch.device, layout: Layout
+) -> dict[str, Any]:
+    """What every artifact of a run says about it."""
+    return {
+        "tool": __version__,
+        "torch": torch.__version__,
+        "device": device.type,
+        "dtype": job.compute.dtype,
+        "seed": job.selection.seed,
+        "spec": project.spec.model_dump(mode="json", by_alias=True),
+        "spec_sha256": project.loaded.sha256,
+        "weights_sha256": identity["weights"],
+        "data_sha256": identity["data"],
+        "parameters": parameter_table(layout),
+    }
+
+
+def parameter_table(layout: Layout) -> list[list[Any]]:
+    """Name, shape and offset of each trainable parameter, as artifacts hold them."""
+    return [[parameter.name, list(parameter.shape), parameter.offset] for parameter in layout.parameters]
 
 
 def _is_open(project: Project) -> bool:
@@ -157,8 +184,8 @@ def _has(project: Project, name: str) -> bool:
     return getattr(project.spec.data.splits, name, None) is not None
 
 
-def provenance_of(identity: dict[str, Any], rescale: str, link: str | None, job: Job) -> dict[str, Any]:
-    """What a result was made from, and what two results must share to be compared."""
+def provenance_of(identity: dict[str, Any], options: dict[str, Any], job: Job) -> dict[str, Any]:
+    """What a result was made from, and what two results must share to be compared: `options`, among others."""
     spec, asked = _without_paths(identity["spec"]), job.posterior
     rows = [identity["data"], spec["data"], spec["task"], spec["model"].get("wrap")]
     rows += [] if spec["outputs"] is None else [spec["outputs"]]  # so that the usual ones keep their baselines
@@ -173,8 +200,7 @@ def provenance_of(identity: dict[str, Any], rescale: str, link: str | None, job:
         "rows_sha256": digest_of(rows),
         "oracle_sha256": oracle,
         "outputs": spec["outputs"],
-        "rescale": rescale,
-        "link": link,
+        **options,
         "conformal": None if asked.conformal is None else {"level": asked.conformal, "by": asked.conformal_by},
         "dtype": job.compute.dtype,
         "seed": job.selection.seed,

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import __version__
 from .. import device as devices
 from ..catalog import CALIBRATED, LINKS, TASKS
 from ..core.jacobian.capture import SAMPLE_ROWS, prepare_capture
@@ -30,10 +29,12 @@ from ..files.spec.loading import LoadedSpec
 from ..reporter import Reporter
 from ..sizes import format_bytes
 from .job import Choice, Job
-from .project import Project, identity_of, prior_vector, provenance_of, split_names
+from .project import Project, identity_of, metadata_of, prior_vector, provenance_of, split_names
 from .rows.passes import InputReader, Passes, parts_of
 from .rows.row_shards import RowSource
 from .rows.row_storage import RowStorage
+from .rows.sampled import sampled_passes
+from .rows.splits import Splits
 from .store import Store
 
 
@@ -44,15 +45,6 @@ class NetworkFacts:
     layout: Layout
     last_linear: tuple[str, ...]  # parameters of the last nn.Linear that runs
     files: tuple[Path, ...]
-
-
-@dataclass(frozen=True)
-class Splits:
-    """The rows that a command reads."""
-
-    by_name: Mapping[str, Split]  # as the command names them
-    origins: Mapping[str, str]  # the split that holds the rows of each name: `reference` is often `train`
-    by_origin: Mapping[str, Split]
 
 
 @dataclass(frozen=True)
@@ -124,7 +116,15 @@ class Run:
         return getattr(torch, self.job.compute.dtype)
 
     def split(self, name: str) -> Split:
-        return self.splits.by_origin[self.splits.origins[name]]
+        return self.splits.of(name)
+
+    def stored_as(self, name: str) -> str:
+        """The name under which the Jacobian of a split is stored."""
+        return self.splits.stored_as(name, samples=self.passes.sampled is not None)
+
+    def samples(self, name: str) -> bool:
+        """Whether the Jacobian of a split is one of random combinations of the outputs."""
+        return self.passes.over(self.stored_as(name)) is not self.passes
 
     def targets(self, name: str) -> Tensor | None:
         """Numbers (N, C) float64, or classes (N,) int64."""
@@ -136,9 +136,10 @@ class Run:
         return self.passes.reader.outputs(self.passes.model, self.split(name))
 
     def row_source(self, name: str) -> RowSource:
-        split = self.split(name)
+        """By the name under which the rows are stored."""
+        split, passes = self.split(name), self.passes.over(name)
         return RowSource(
-            name, split, self.passes, self.layout, self.unit_likelihood, self.device, self.workers, self.reporter
+            name, split, passes, self.layout, self.unit_likelihood, self.device, self.workers, self.reporter
         )
 
     def row_storage(self, name: str) -> RowStorage:
@@ -156,7 +157,8 @@ class Run:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        return provenance_of(self.store.identity, self.rescale, self.link, self.job)
+        options = {"rescale": self.rescale, "link": self.link, "hessian": self.passes.hessian}
+        return provenance_of(self.store.identity, options, self.job)
 
     def with_half_the_memory(self) -> Run:
         """The same run after it ran out of memory; finished parts come from the store."""
@@ -220,20 +222,22 @@ def _checked_run(
     for note in capture.notes:
         reporter.note(note)
     _check_targets(project.likelihood(), capture.n_outputs, splits)
+    origins = {name: origin_of(project.spec.data, name) for name in ("train", "reference", *splits)}
+    read = Splits(splits, origins, {origins[name]: split for name, split in splits.items()})
+    passes = Passes(model, reader, capture, reporter)
+    if scales is None:  # the training rows are read
+        seed = job.selection.seed
+        passes.sampled = sampled_passes(passes, project.spec, project.likelihood(), seed, sample, memory)
     data = data_files(project.spec.data, project.resolve, None if scales is None else names)
     files = {"weights": list(network.files), "data": data, **project.reference_files()}
-    identity = identity_of(job, project, files, device)
+    reference = read.stored_as(job.selection.reference, samples=passes.sampled is not None)
+    identity = identity_of(job, project, files, device, reference)
     folder = job.project.run_dir or default_folder(project.loaded.folder, identity)
-    store = Store(folder.absolute(), identity, _metadata(job, project, identity, device, layout), reporter)
+    store = Store(folder.absolute(), identity, metadata_of(job, project, identity, device, layout), reporter)
     store.force, store.max_bytes, store.device = job.compute.force, job.max_artifact, device
     facts = NetworkFacts(layout, tuple(last_linear(model, sample)), (project.loaded.path, *chain(*files.values())))
-    origins = {name: origin_of(project.spec.data, name) for name in ("train", "reference", *splits)}
-    by_origin = {origins[name]: split for name, split in splits.items()}
-    passes = Passes(model, reader, capture, reporter)
-    passes.float64_checks.try_out(by_origin[origins[first.name]])
-    return Run(
-        job, project, facts, Splits(splits, origins, by_origin), passes, device, memory, workers, store, reporter
-    )
+    passes.over(first.name).float64_checks.try_out(read.of(first.name))
+    return Run(job, project, facts, read, passes, device, memory, workers, store, reporter)
 
 
 def _check_targets(likelihood: Likelihood, n_outputs: int, splits: Mapping[str, Split]) -> None:
@@ -248,33 +252,12 @@ def _check_targets(likelihood: Likelihood, n_outputs: int, splits: Mapping[str, 
             )
 
 
-def _metadata(
-    job: Job, project: Project, identity: Mapping[str, Any], device: torch.device, layout: Layout
-) -> dict[str, Any]:
-    return {
-        "tool": __version__,
-        "torch": torch.__version__,
-        "device": device.type,
-        "dtype": job.compute.dtype,
-        "seed": job.selection.seed,
-        "spec": project.spec.model_dump(mode="json", by_alias=True),
-        "spec_sha256": project.loaded.sha256,
-        "weights_sha256": identity["weights"],
-        "data_sha256": identity["data"],
-        "parameters": parameter_table(layout),
-    }
-
-
-def parameter_table(layout: Layout) -> list[list[Any]]:
-    """Name, shape and offset of each trainable parameter, as artifacts hold them."""
-    return [[parameter.name, list(parameter.shape), parameter.offset] for parameter in layout.parameters]
-
-
 def _require_agreement(run: Run) -> None:
     """All workers must see the same network and the same rows, and differentiate it in the same way."""
-    capture = run.passes.capture
+    captures = [run.passes.capture, run.passes.over("train").capture]
     blocks = [
         [type(block).__name__, *(list(tensor.shape) for tensor in block.tensors().values())]
+        for capture in captures
         for block in capture.templates
     ]
     own = {
@@ -282,8 +265,8 @@ def _require_agreement(run: Run) -> None:
         "weights, data or options": fingerprint(run.store.identity),
         "rows": {name: len(split) for name, split in run.splits.by_name.items()},
         "way of differentiating the network": [
-            *(capture.rows_per_pass, capture.batched, blocks),
-            run.passes.float64_checks.is_possible,
+            *([own.rows_per_pass for own in captures], captures[0].batched, blocks),
+            run.passes.float64_checks.network.are_comparable,
         ],
     }
     for rank, theirs in enumerate(run.workers.exchange(own)):

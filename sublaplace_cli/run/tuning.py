@@ -127,6 +127,11 @@ class _Tuner:
             **({"by_fold": list(best.by_fold)} if best.by_fold else {}),
         }
 
+    @property
+    def _n_terms(self) -> int:
+        """Rows of A."""
+        return len(self.run.split("train")) * self.run.passes.over("train").row_outputs
+
     def _warn_of_a_perfect_fit(self) -> None:
         """Where all training rows are right, the evidence wants larger and larger logits, and so a wide prior."""
         outputs, targets = Gaussian.certain(self.rows.train.jacobian.outputs), self.run.targets("train")
@@ -146,12 +151,12 @@ class _Tuner:
 
     def _evidence(self) -> Evidence:
         run, globs, likelihood = self.run, self.open_parts.globs, self.start.likelihood
-        n_terms = len(run.split("train")) * run.passes.n_outputs
+        n_terms = self._n_terms
         self._require_room(len(globs) + 2, n_terms)
         theta = run.layout.flatten(run.passes.model).double()
         inside, group_of, train = self._inside(), self._group_of(), self.rows.train.jacobian
         groups = [(group_of == number) & inside for number in range(len(globs))]
-        root = likelihood.kernel_root(train.outputs)
+        root = None if self.rows.train.is_sampled else likelihood.kernel_root(train.outputs)
         kernels = [self._kernel(train, group, root) for group in groups]
         if len(kernels) == 1:
             kernels = [torch.linalg.eigvalsh(kernels[0]).clamp(min=0.0)]
@@ -190,11 +195,11 @@ class _Tuner:
     def _by_nll(self) -> Optimum:
         """The one prior precision whose posterior predicts the held-out rows best."""
         run, likelihood = self.run, self.start.likelihood
-        self._require_room(3, len(run.split("train")) * run.passes.n_outputs)
+        self._require_room(3, self._n_terms)
         held_out, train = self.rows.of(run.held_out).jacobian, self.rows.train.jacobian
         targets = run.targets(run.held_out)
         assert targets is not None, "they were checked before"
-        inside, root = self._inside(), likelihood.root(train.outputs)
+        inside, root = self._inside(), None if self.rows.train.is_sampled else likelihood.root(train.outputs)
         K, cross = self._kernel(train, inside, root), self._kernel(held_out, inside, root).T
         if self.S is None:
             products = own_products(held_out, torch.ones_like(self.start.prior), run.memory)

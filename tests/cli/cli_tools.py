@@ -253,11 +253,17 @@ class Project:
         return torch.from_numpy(self.x), torch.from_numpy(self.y)
 
 
-def kink_project(folder: Path) -> Project:
-    """1-3-1 with relu(3x − 2.1) as its first unit, and five rows within 3e-9 of its kink: one number in float32."""
-    project = Project(folder)
-    model = nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 1))
+def kink_project(folder: Path, classes: int = 0) -> Project:
+    """1-3-1 with relu(3x − 2.1) as its first unit, and five rows within 3e-9 of its kink: one number in float32.
+
+    With `classes` it has so many outputs with random weights.
+    """
+    project = Project(folder, "multiclass" if classes else "regression", classes or 1)
+    model = nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, classes or 1))
     values = [[3.0, 1.0, -1.0], [-2.1, 0.5, 0.21], [2.0, 0.5, 0.7], [0.1]]
+    if classes:
+        rng = np.random.default_rng(2)
+        values[2:] = [rng.normal(size=count).tolist() for count in (3 * classes, classes)]
     with torch.no_grad():
         for parameter, own in zip(model.parameters(), values, strict=True):
             parameter.copy_(torch.tensor(own).reshape(parameter.shape))
@@ -265,14 +271,14 @@ def kink_project(folder: Path) -> Project:
     x = np.random.default_rng(1).uniform(0.3, 1.2, size=30)
     kink = float(torch.tensor(2.1)) / 3  # with the bias as float32 holds it
     x[[5, 9, 12, 17, 22]] = kink + np.array([-1e-9, 1e-9, 3e-9, 2e-9, -2e-9])
-    project.write_csv("data.csv", ["a", "y0"], np.stack([x, np.sin(5 * x)], 1))
+    project.write_csv("data.csv", ["a", "y0"], np.stack([x, project.y[:, 0] if classes else np.sin(5 * x)], 1))
     return project.use(
         model={
-            "build": {"arch": "mlp", "args": {"in": 1, "hidden": [3], "out": 1}},
+            "build": {"arch": "mlp", "args": {"in": 1, "hidden": [3], "out": classes or 1}},
             "weights": {"path": "model.safetensors"},
         },
         data={**project.spec["data"], "columns": {"target": "y0", "input": ["a"]}},
-        posterior={"prior_precision": 0.5, "noise_variance": 0.05},
+        posterior={"prior_precision": 0.5, **({} if classes else {"noise_variance": 0.05})},
     )
 
 

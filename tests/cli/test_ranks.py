@@ -168,6 +168,16 @@ def test_three_ranks_with_uneven_rows_and_several_classes(tool: Tool, tmp_path: 
     assert_same(core(again.json()), core(alone))
 
 
+@pytest.mark.parametrize("little", [(), ("--max-artifact", "1kB", "--memory", "150kB")], ids=["held", "recomputed"])
+def test_sampled_outputs_are_the_same_for_any_number_of_ranks(tool: Tool, tmp_path: Path, little: tuple) -> None:
+    project = Project(tmp_path / "p", "multiclass", 40)
+    choice = ("evaluate", "--method", "gradient,greedy", "--k", "20", "--full", "none", "--dtype", "float64", "--json")
+    alone = tool(*choice, *little, "--run-dir", tmp_path / "alone", cwd=project.folder).json()
+    two = ranks(2, *choice, *little, "--run-dir", tmp_path / "two", cwd=project.folder)
+    assert leader(two).err.count("random combinations") == 1
+    assert_same(core(two[0].json()), core(alone))
+
+
 def test_rows_that_are_neither_stored_nor_held_and_single_steps(tool: Tool, tmp_path: Path) -> None:
     project = Project(tmp_path / "p", rows=60)
     project.use(data={**project.spec["data"], "splits": {"train": {"rows": "0:50"}, "test": {"rows": "50:"}}})

@@ -32,6 +32,18 @@ def project(tmp_path: Path) -> Project:
     return kink_project(tmp_path / "p")
 
 
+HESSIANS = {"regression": None, "all of 40 classes": "exact", "8 combinations of them": {"sampled": 8}}
+each_hessian = pytest.mark.parametrize("hessian", HESSIANS.values(), ids=HESSIANS)
+
+
+def project_with(folder: Path, hessian: Any) -> Project:
+    """The same with many classes, if it is said how their output Hessian is computed."""
+    if hessian is None:
+        return kink_project(folder)
+    many = kink_project(folder, 40)
+    return many.use(posterior={**many.spec["posterior"], "hessian": hessian})
+
+
 def run(project: Project, folder: str, command: str = "evaluate", heard: Heard | None = None, **options: Any) -> Any:
     options = {"method": "gradient", "k": "7", **options}
     settings = Settings(spec=project.folder / "sublaplace.yaml", run_dir=project.folder / folder, **options)
@@ -50,8 +62,9 @@ def jacobian_file(project: Project, folder: str, split: str = "train") -> dict[s
     return {name: artifact.rows(name, 0, 22 if split == "train" else 8) for name in artifact.meta["tensors"]}
 
 
-def test_a_float32_run_gives_the_numbers_of_float64(project: Project) -> None:
-    heard, exact = Heard(), Heard()
+@each_hessian
+def test_a_float32_run_gives_the_numbers_of_float64(tmp_path: Path, hessian: Any) -> None:
+    project, heard, exact = project_with(tmp_path / "p", hessian), Heard(), Heard()
     found, expected = run(project, "32", heard=heard), run(project, "64", heard=exact, dtype="float64")
     assert len(numbers(expected)) >= 2
     assert numbers(found) == pytest.approx(numbers(expected), rel=1e-4)
@@ -61,8 +74,10 @@ def test_a_float32_run_gives_the_numbers_of_float64(project: Project) -> None:
     assert exact.said == exact.warned == []
 
 
-def test_it_says_which_rows_and_how_many(project: Project) -> None:
-    heard = Heard()
+@each_hessian
+def test_it_says_which_rows_and_how_many(tmp_path: Path, hessian: Any) -> None:
+    """With other combinations in float64, the sampled rows would differ too, and be warned of."""
+    project, heard = project_with(tmp_path / "p", hessian), Heard()
     run(project, "run", heard=heard)
     notes = [text for text in heard.said if "float64" in text]
     assert [text.split(" differ")[0] for text in notes] in (
@@ -83,10 +98,12 @@ MADE = {
 }
 
 
+@pytest.mark.parametrize("hessian", [None, {"sampled": 8}], ids=["regression", "combinations"])
 @pytest.mark.parametrize("way", MADE)
-def test_the_same_however_the_rows_are_made(project: Project, way: str) -> None:
-    first, heard = Heard(), Heard()
-    expected, found = run(project, "whole", heard=first), run(project, way, heard=heard, **MADE[way])
+def test_the_same_however_the_rows_are_made(tmp_path: Path, way: str, hessian: Any) -> None:
+    project, first, heard = project_with(tmp_path / "p", hessian), Heard(), Heard()
+    expected = run(project, "whole", heard=first, full="none")
+    found = run(project, way, heard=heard, full="none", **MADE[way])
     assert numbers(found) == pytest.approx(numbers(expected), rel=1e-5)
 
     def about_kinks(reporter: Heard) -> list[str]:

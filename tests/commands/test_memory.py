@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,11 +35,11 @@ def with_room_for(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
     """Passes over more than `most` rows fail; the rows of all others are counted."""
     whole, sizes = Capture.__call__, []
 
-    def limited(self: Capture, inputs: Inputs) -> Captured:
+    def limited(self: Capture, inputs: Inputs, **more: Any) -> Captured:
         if row_count(inputs) > most:
             raise torch.OutOfMemoryError("injected")
         sizes.append(row_count(inputs))
-        return whole(self, inputs)
+        return whole(self, inputs, **more)
 
     monkeypatch.setattr(Capture, "__call__", limited)
     return sizes

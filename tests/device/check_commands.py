@@ -131,6 +131,7 @@ CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("evaluate", {"method": "last-k", "k": "7", "max_artifact": "10kB", "memory": "300kB", "run_dir": "small"}),
     ],
     "conv-binary": [("evaluate", {"method": "gradient,greedy,kfac", "k": "9"})],
+    "many-classes": [("evaluate", {"method": "gradient,greedy", "k": "5,200"})],
     "attention": [("evaluate", {"method": "gradient", "k": "9", "score": "unweighted", "reference": "test"})],
 }
 
@@ -182,7 +183,8 @@ def main(folder: Path) -> None:
     devices.choose = pretended(devices.choose, install())
     # curvlinops makes a generator on the device, of which nothing is drawn here; this device has none.
     curvlinops.kfac.Generator = lambda device: torch.Generator()
-    projects = [with_oracle(Project(folder / "table")), *tuned(folder)]
+    many = Project(folder / "many-classes", "multiclass", 40)
+    projects = [with_oracle(Project(folder / "table")), *tuned(folder), many]
     made = {project.folder.name for project in projects}
     projects += [project_of(folder / name, name) for name in CALLS if name not in made]
     on_cpu: dict[str, list[str]] = {}

@@ -15,6 +15,7 @@ MADE_FROM = {
     "oracle_sha256": None,
     "rescale": "none",
     "link": None,
+    "hessian": "exact",
     "conformal": None,
 }
 SETUP = Setup(

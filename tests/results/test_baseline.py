@@ -92,6 +92,32 @@ def test_a_baseline_that_is_not_there(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("before", "now", "compared"),
+    [
+        (None, "exact", True),  # of an early version
+        ("exact", "exact", True),
+        ("sampled: 8", "sampled: 8", True),
+        (None, "sampled: 8", False),
+        ("exact", "sampled: 8", False),
+        ("sampled: 8", "exact", False),
+        ("sampled: 8", "sampled: 16", False),
+        (["exact"], "exact", False),
+    ],
+)
+def test_exact_and_sampled_hessians_are_not_compared(tmp_path, before, now, compared):
+    old = result(row(w2=0.1)).as_dict()
+    old["provenance"] = {**old["provenance"], "hessian": before}
+    if before is None:
+        del old["provenance"]["hessian"]
+    path = tmp_path / "b.json"
+    path.write_text(json.dumps(old))
+    found = judge(result(row(w2=0.1), hessian=now), [parse_max_regression("w2=1")], load_baseline(path), False)
+    (check,) = found.gate.checks
+    assert check.passed is (True if compared else None)
+    assert compared or "posterior.hessian" in check.why
+
+
+@pytest.mark.parametrize(
     "rows",
     [
         [{}],

@@ -35,6 +35,7 @@ HEAD = {
         },
         "rescale": "none",
         "link": None,
+        "hessian": "exact",
         "conformal": None,
     },
 }

@@ -79,7 +79,7 @@ class Block(ABC):
     def add_gram(
         self, other: "Block", prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
     ) -> None:
-        """total += J V⁻¹ J′ᵀ with the same block of other rows (m·C, m′·C), where `prior` is the block's part of v.
+        """total += J V⁻¹ J′ᵀ with the same block of other rows (m·C, m′·C′), where `prior` is the block's part of v.
 
         With itself, the part below the diagonal does not count. `strips` are the only rows that are computed.
         """

@@ -100,19 +100,28 @@ class Capture:
         templates = tuple(block for block in self.templates if block.start in starts)
         return replace(self, layers=layers, rest=rest, templates=templates)
 
-    def __call__(self, inputs: Inputs, check: bool = True, watch: AbstractContextManager | None = None) -> Captured:
-        """Outputs and blocks of a batch; `check` refuses non-finite numbers, `watch` is active in one forward pass."""
+    def __call__(
+        self,
+        inputs: Inputs,
+        check: bool = True,
+        watch: AbstractContextManager | None = None,
+        U: Tensor | None = None,
+    ) -> Captured:
+        """Outputs and blocks of a batch, or blocks of Uₙᵀf with U (m, C, s).
+
+        `check` refuses non-finite numbers, `watch` is active in one forward pass.
+        """
         f: Tensor | None = None
         blocks: list[Block] = []
         if self.layers:
-            f, blocks = layer_blocks(self.model, self.layers, self.n_outputs, inputs, watch)
+            f, blocks = layer_blocks(self.model, self.layers, self.n_outputs, inputs, watch, U)
         elif watch is not None:  # vmap hides the rows from it
             with torch.no_grad(), watch:
                 outputs(self.model, inputs)
         if self.rest:
-            general_f, J = self._by_general_path(inputs)
+            general_f, J = self._by_general_path(inputs, U)
             f = general_f if f is None else f
-            blocks += [DenseBlock(part.offset, J[part.name].reshape(*f.shape, part.size)) for part in self.rest]
+            blocks += [DenseBlock(part.offset, J[part.name].reshape(len(f), -1, part.size)) for part in self.rest]
         assert f is not None, "there is at least one parameter"
         blocks.sort(key=lambda block: block.start)
         captured = Captured(f.double(), blocks)
@@ -120,9 +129,9 @@ class Capture:
             self.require_finite(captured, inputs)
         return captured
 
-    def _by_general_path(self, inputs: Inputs) -> tuple[Tensor, Gradients]:
+    def _by_general_path(self, inputs: Inputs, U: Tensor | None = None) -> tuple[Tensor, Gradients]:
         differentiate = batched_jacobian if self.batched else rowwise_jacobian
-        return differentiate(self.model, [part.name for part in self.rest], self.n_outputs, inputs)
+        return differentiate(self.model, [part.name for part in self.rest], self.n_outputs, inputs, U)
 
     def require_finite(self, captured: Captured, inputs: Inputs) -> None:
         """Refuse outputs or gradients that are not finite, naming the row and the layer or parameter."""
@@ -150,7 +159,7 @@ def prepare_capture(model: nn.Module, layout: Layout, sample: Inputs, memory: in
         with PeakMemory() as memory_used:  # not that inside kernels
             captured = capture(few, check=False)
         capture.require_finite(captured, few)
-        wrong = _wrong_layers(capture, _combined(captured.blocks, u, layout), truth)
+        wrong = _wrong_layers(capture, pulled_by_name(captured.blocks, u, layout), truth)
         if not wrong:
             break
         notes = [
@@ -195,11 +204,16 @@ def rows_within(row_bytes: int, memory: int) -> int:
 
 def _wrong_layers(capture: Capture, found: Gradients, truth: Gradients) -> list[tuple[Layer, list[str]]]:
     """Layers whose formula does not agree with plain autograd, each with the parameters concerned: both are Jᵀu."""
-    if wrong := _differing([part.name for part in capture.rest], found, truth):
-        problem = f"the gradient of {', '.join(wrong[:5])} by torch.func is not that of a plain backward pass"
-        raise NumericsError(problem, reason=Reason.GRADIENTS_DISAGREE)
+    require_agreement([part.name for part in capture.rest], found, truth)
     judged = [(layer, _differing(layer.parameters, found, truth)) for layer in capture.layers]
     return [(layer, names) for layer, names in judged if names]
+
+
+def require_agreement(names: Sequence[str], found: Gradients, truth: Gradients) -> None:
+    """Refuse gradients that are not those of plain autograd."""
+    if wrong := _differing(names, found, truth):
+        problem = f"the gradient of {', '.join(wrong[:5])} by torch.func is not that of a plain backward pass"
+        raise NumericsError(problem, reason=Reason.GRADIENTS_DISAGREE)
 
 
 def _differing(names: Sequence[str], found: Gradients, truth: Gradients) -> list[str]:
@@ -211,7 +225,7 @@ def _differing(names: Sequence[str], found: Gradients, truth: Gradients) -> list
     return [n for n in names if n not in found or float((found[n] - truth[n].flatten()).abs().max()) > tolerance]
 
 
-def _combined(blocks: Sequence[Block], u: Tensor, layout: Layout) -> Gradients:
+def pulled_by_name(blocks: Sequence[Block], u: Tensor, layout: Layout) -> Gradients:
     """Jᵀu by parameter name, from blocks that hold one or two parameters each."""
     found, parts = {}, [(part.name, part.span) for part in layout.parameters]
     for block in blocks:

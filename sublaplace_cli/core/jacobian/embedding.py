@@ -52,11 +52,11 @@ class EmbeddingBlock(Block):
 
     def _add_strip(self, other: "EmbeddingBlock", prior: Tensor, total: Tensor, dtype: torch.dtype) -> None:
         m, C, T, _ = self.deltas.shape
-        n, _, T2, _ = other.deltas.shape
+        n, C2, T2, _ = other.deltas.shape
         gradient = self.deltas.to(dtype).flatten(0, 2) @ other.deltas.to(dtype).flatten(0, 2).T / prior[0]
         same = (self.tokens.flatten().unsqueeze(1) == other.tokens.flatten()).double()  # (m·T, n·T2)
-        pairs = gradient.view(m, C, T, n, C, T2) * same.view(m, 1, T, n, 1, T2)
-        total += pairs.sum(dim=(2, 5)).reshape(m * C, n * C)
+        pairs = gradient.view(m, C, T, n, C2, T2) * same.view(m, 1, T, n, 1, T2)
+        total += pairs.sum(dim=(2, 5)).reshape(m * C, n * C2)
 
     def own_products(self, prior: Tensor) -> Tensor:
         if not bool((prior == prior[0]).all()):

@@ -67,9 +67,14 @@ def recognise(model: nn.Module, layout: Layout, sample: Inputs) -> list[Layer]:
 
 
 def layer_blocks(
-    model: nn.Module, layers: Sequence[Layer], C: int, inputs: Inputs, watch: AbstractContextManager | None = None
+    model: nn.Module,
+    layers: Sequence[Layer],
+    C: int,
+    inputs: Inputs,
+    watch: AbstractContextManager | None = None,
+    U: Tensor | None = None,
 ) -> tuple[Tensor, list[Block]]:
-    """(f (m, C), blocks of all these layers) of a batch: one forward, within `watch`, and one backward per output."""
+    """(f (m, C), blocks of all these layers): one forward, within `watch`, one backward per output or column of U."""
     with torch.enable_grad(), _listening(layers) as calls, watch or nullcontext():
         f = outputs(model, inputs)
     for layer in layers:
@@ -82,13 +87,18 @@ def layer_blocks(
                 "that every row passes through the same layers",
             )
     probes = [call.out for call in calls]
+    count = C if U is None else U.shape[2]
+
+    def wanted(i: int) -> Tensor:
+        return f[:, i].sum() if U is None else (f * U[:, :, i].to(f)).sum()
+
     each = [  # by output, the gradients of all layers
-        torch.autograd.grad(f[:, c].sum(), probes, retain_graph=c < C - 1, materialize_grads=True) for c in range(C)
+        torch.autograd.grad(wanted(i), probes, retain_graph=i < count - 1, materialize_grads=True) for i in range(count)
     ]
     blocks: list[Block] = []
     for i, call in enumerate(calls):
         of_layer = [gradients[i] for gradients in each]
-        deltas = of_layer[0].unsqueeze(1) if C == 1 else torch.stack(of_layer, dim=1)  # (m, C, …)
+        deltas = of_layer[0].unsqueeze(1) if count == 1 else torch.stack(of_layer, dim=1)  # (m, C, …)
         blocks += call.layer.formula(call.layer.module, call.layer.spans, call.a, deltas)
     return f.detach(), blocks
 

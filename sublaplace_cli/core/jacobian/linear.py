@@ -76,7 +76,7 @@ class LinearBlock(Block):
             left = self.dense()
             left.add_gram(left if other is self else other, prior, total, strips, dtype)
             return
-        if self.inputs.shape[1] == other.inputs.shape[1] == self.deltas.shape[1] == 1:
+        if {*self.inputs.shape[1:2], *other.inputs.shape[1:2], self.n_outputs, other.n_outputs} == {1}:
             # (a·a′/v_W + 1/v_b)(δ·δ′) for one position and one output, in strips that stay in the CPU cache.
             a, delta = self._scaled_inputs(v_weight, v_bias).to(dtype), self.deltas[:, 0, 0].to(dtype)
             b, epsilon = a, delta
@@ -97,13 +97,13 @@ class LinearBlock(Block):
 
     def _add_strip(self, other: Self, v_weight: float, v_bias: float | None, total: Tensor) -> None:
         m, C, T, _ = self.deltas.shape
-        n, _, T2, _ = other.deltas.shape
+        n, C2, T2, _ = other.deltas.shape
         kernel = self.inputs.flatten(0, 1) @ other.inputs.flatten(0, 1).T / v_weight  # (m·T, n·T2)
         if v_bias is not None:
             kernel += 1 / v_bias
-        gradient = self.deltas.flatten(0, 2) @ other.deltas.flatten(0, 2).T  # (m·C·T, n·C·T2)
-        pairs = gradient.view(m, C, T, n, C, T2) * kernel.view(m, 1, T, n, 1, T2)
-        total += pairs.sum(dim=(2, 5)).reshape(m * C, n * C)
+        gradient = self.deltas.flatten(0, 2) @ other.deltas.flatten(0, 2).T  # (m·C·T, n·C2·T2)
+        pairs = gradient.view(m, C, T, n, C2, T2) * kernel.view(m, 1, T, n, 1, T2)
+        total += pairs.sum(dim=(2, 5)).reshape(m * C, n * C2)
 
     def _scaled_inputs(self, v_weight: float, v_bias: float | None) -> Tensor:
         """The inputs in the prior's metric, followed by the constant input of the bias (m, d_in + 1)."""

@@ -20,12 +20,12 @@ Which = Sequence[int] | None  # numbers of blocks; None: all of them
 
 
 class Jacobian(Protocol):
-    """N rows of (C outputs × p parameters), in blocks of one layer each."""
+    """N rows of (C outputs × p parameters), in blocks of one layer each; see `n_outputs` for C."""
 
     @property
     def layout(self) -> Layout: ...
     @property
-    def outputs(self) -> Tensor: ...  # f (N, C) float64
+    def outputs(self) -> Tensor: ...  # f (N, outputs of the network) float64
     @property
     def templates(self) -> Sequence[Block]: ...  # the blocks of a few rows, which describe the layout
     @property
@@ -232,6 +232,11 @@ def block_groups(*jacobians: Jacobian) -> list[list[int]]:
     """One group per block if each can be read alone; otherwise one group, so that no pass is repeated."""
     everything = list(range(len(jacobians[0].templates)))
     return [[i] for i in everything] if all(jacobian.by_block for jacobian in jacobians) else [everything]
+
+
+def n_outputs(jacobian: Jacobian) -> int:
+    """C of its rows: all outputs of the network, or as many combinations of them."""
+    return jacobian.templates[0].n_outputs
 
 
 def _chosen(which: Which, templates: Sequence[Block]) -> Sequence[int]:

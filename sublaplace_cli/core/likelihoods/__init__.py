@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from ..gaussian import Gaussian
+from .combinations import grouped_signs
 from .links import Link
 
 
@@ -40,6 +41,11 @@ class Likelihood(Protocol):
     def kernel_root(self, f: Tensor) -> Tensor | None:
         """W without the noise variance; None if that is the identity."""
         return self.root(f)
+
+    def combinations(self, f: Tensor, signs: Tensor, count: int) -> Tensor:
+        """U (N, C, count) with U Uᵀ = H on average over random signs (N, C)."""
+        W = self.root(f)
+        return W @ grouped_signs(W.square().sum(1), signs, count)
 
     def means(self, n_outputs: int) -> slice:
         """The outputs that predict the targets; any others say how the targets vary around them."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from ...errors import Reason, UserError
 from ..gaussian import Gaussian
 from .classes import ClassLikelihood, squared_errors
+from .combinations import grouped_signs
 from .links import expected_softmax_entropy, log_expected_softmax, log_mean_field, probit_logits
 
 # The ridge of the paper's Setup C: it makes diag(p) − ppᵀ positive definite; the all-ones vector is its null space.
@@ -25,6 +26,18 @@ class Multiclass(ClassLikelihood):
         ridge = torch.full_like(p, SOFTMAX_RIDGE)
         H = torch.diag_embed(p + ridge) - p.unsqueeze(2) * p.unsqueeze(1)
         return torch.linalg.cholesky(H)  # (N, C, C)
+
+    def combinations(self, f: Tensor, signs: Tensor, count: int) -> Tensor:
+        """By the root W = D^½(I − βvvᵀ) with D = diag(p + ε) and v = D^(−½)p, which needs no C × C matrix."""
+        p = torch.softmax(f.double(), dim=1)
+        D = p + SOFTMAX_RIDGE
+        v = p / D.sqrt()
+        left = (p * SOFTMAX_RIDGE / D).sum(1, keepdim=True)  # 1 − ‖v‖², computed without cancellation
+        beta = (1 - left.sqrt()) / (1 - left)
+        weights = D - 2 * beta * p.square() + (beta * v).square() * p.square().sum(1, keepdim=True)
+        Z = grouped_signs(weights, signs.to(p), count)
+        through_v = torch.einsum("nc,ncs->ns", v, Z)
+        return D.sqrt().unsqueeze(2) * Z - (beta * p).unsqueeze(2) * through_v.unsqueeze(1)
 
     def check_outputs(self, n_outputs: int) -> None:
         if n_outputs < 2:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..jacobian.blocks import GRAM_STRIP, Block
 from ..jacobian.conv import ConvBlock
-from ..jacobian.rows import TILE_SHARE, Jacobian, block_groups, loaded, row_tiles
+from ..jacobian.rows import TILE_SHARE, Jacobian, block_groups, loaded, n_outputs, row_tiles
 from ..jacobian.sharded import workers_of
 from ..linalg import mirrored
 from ..progress import NoProgress, ProgressFactory
@@ -19,7 +19,7 @@ GRAM_TILE_BYTES = 2**30  # each tile is read once per tile of the other side: la
 
 
 def gram(left: Jacobian, right: Jacobian, prior: Tensor, memory: int, progress: ProgressFactory = NoProgress) -> Tensor:
-    """J V⁻¹ J′ᵀ (m·C, m′·C), unweighted."""
+    """J V⁻¹ J′ᵀ (m·C, m′·C′), unweighted."""
     K = gram_strips(left, right, prior, memory, left is right, False, progress=progress)
     return mirrored(K) if left is right else K
 
@@ -43,18 +43,18 @@ def gram_strips(
     progress: ProgressFactory = NoProgress,
 ) -> Tensor:
     """All strips of J V⁻¹ J′ᵀ on the leader; of one Jacobian with itself (`same`) on and above the diagonal only."""
-    workers, C = workers_of(left), left.outputs.shape[1]
+    workers, C, C2 = workers_of(left), n_outputs(left), n_outputs(right)
     n_rows, n_columns = len(left.outputs), len(right.outputs)
     width = strip_width(n_rows, C)
     tops = enumerate(range(0, n_rows, width))
     strips = [(a, min(a + width, n_rows), owner_of_strip(i, workers.size)) for i, a in tops]
     mine = [(a, b) for a, b, worker in strips if worker == workers.rank]
     # Only this worker's strips are filled, so that no physical memory is used for the others on a CPU.
-    K = torch.empty(n_rows * C, n_columns * C, dtype=torch.float64, device=left.outputs.device)
+    K = torch.empty(n_rows * C, n_columns * C2, dtype=torch.float64, device=left.outputs.device)
     for a, b in mine:
         K[a * C : b * C].zero_()
     # The part of K that belongs to a tile, and the work memory of a factored block, must fit as well.
-    most = max(1, math.isqrt(memory // TILE_SHARE // 24) // C)
+    most = max(1, math.isqrt(memory // TILE_SHARE // 24) // max(C, C2))
     groups = block_groups(left, right)
     dtype = torch.float32 if single else torch.float64  # of the products; their sum is float64
     tiles = [[row_tiles(J, memory, group, most=most, cap=GRAM_TILE_BYTES) for J in (left, right)] for group in groups]
@@ -68,7 +68,7 @@ def gram_strips(
                 others = loaded(right, [tile for tile in columns if not same or tile[0] > a], group)
                 for c, d, blocks in itertools.chain([(a, b, A)] if same else [], others):
                     for x, y in zip(A, blocks, strict=True):
-                        x.add_gram(_ready(y), prior[x.span], K[a * C : b * C, c * C : d * C], inside, dtype)
+                        x.add_gram(_ready(y), prior[x.span], K[a * C : b * C, c * C2 : d * C2], inside, dtype)
                 bar.advance(1)
     for a, b, worker in strips:
         if worker != LEADER and workers.rank in (worker, LEADER):

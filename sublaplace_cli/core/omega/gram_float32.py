@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...errors import NumericsError, Reason
-from ..jacobian.rows import Jacobian
+from ..jacobian.rows import Jacobian, n_outputs
 from ..jacobian.sharded import some_rows
 from ..linalg import row_products, solve_lower, solve_lower_transposed
 from .precision import Precision
@@ -61,7 +61,7 @@ def require_accuracy(
     w = solve_lower_transposed(L, solve_lower(L, cross))  # (N·C, m·C)
     exact = sample.cross if rows is sample.rows else _exact_cross(precision, rows)
     everything = torch.arange(len(rows.outputs), device=w.device)
-    upper = precision.residual_products(rows, everything, w) + row_products(w, rows.outputs.shape[1])
+    upper = precision.residual_products(rows, everything, w) + row_products(w, n_outputs(rows))
     upper, found = (each.diagonal(dim1=1, dim2=2).flatten() for each in (upper, found))
     N, C = precision.root.shape[:2]
     K = weigh_columns(sample.cross, precision.root[sample.numbers]).T  # (s·C, N·C)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..jacobian.rows import TILE_SHARE, Jacobian, block_groups, loaded, row_tiles
+from ..jacobian.rows import TILE_SHARE, Jacobian, block_groups, loaded, n_outputs, row_tiles
 from ..jacobian.sharded import ShardedJacobian, local_part, workers_of
 from ..workers import LEADER, collective
 from .row_sums import weigh_rows
@@ -16,7 +16,7 @@ def residual_products(
     jacobian: Jacobian, root: Tensor, prior: Tensor, other: Jacobian, chosen: Tensor, w: Tensor, memory: int
 ) -> Tensor:
     """(G − wᵀA) V⁻¹ (G − wᵀA)ᵀ for the C gradients G of chosen rows of another Jacobian (r, C, C); A has rows WᵀJ."""
-    u, C = weigh_rows(w, root), other.outputs.shape[1]  # Aᵀw = Jᵀ(Ww)
+    u, C = weigh_rows(w, root), n_outputs(other)  # Aᵀw = Jᵀ(Ww)
     products = torch.zeros(len(chosen), C, C, dtype=torch.float64, device=w.device)
     for group in block_groups(jacobian, other):
         for part in _parts(jacobian, group, len(chosen), C, memory):
@@ -35,7 +35,7 @@ def system_residual(
     """A V⁻¹(Gᵀ − Aᵀw) − w for the same rows (N·C, r·C): the residual of (I + K) w = A V⁻¹ Gᵀ without K."""
     # Compute the small vectors Gᵀ − Aᵀw first: this avoids the rounding of A V⁻¹ Gᵀ.
     u, workers, (own, rows) = weigh_rows(w, root), workers_of(jacobian), local_part(jacobian)
-    (N, own_outputs), C = jacobian.outputs.shape, other.outputs.shape[1]
+    N, own_outputs, C = len(jacobian.outputs), n_outputs(jacobian), n_outputs(other)
     pushed = torch.zeros(len(own.outputs) * own_outputs, w.shape[1], dtype=torch.float64, device=w.device)
     for group in block_groups(jacobian, other):
         spans = [jacobian.templates[i].span for i in group]
@@ -58,16 +58,16 @@ def system_residual(
     return weigh_rows(workers.sum_to_leader(whole).flatten(0, 1), root.mT) - w
 
 
-def _parts(jacobian: Jacobian, group: list[int], n_rows: int, n_outputs: int, memory: int) -> list[slice]:
+def _parts(jacobian: Jacobian, group: list[int], n_rows: int, C: int, memory: int) -> list[slice]:
     """Slices of the chosen rows whose vectors over the parameters of a group fit into a share of the memory."""
     width = sum(jacobian.templates[i].width for i in group)
-    step = max(1, memory // TILE_SHARE // (8 * n_outputs * width))
+    step = max(1, memory // TILE_SHARE // (8 * C * width))
     return [slice(first, min(first + step, n_rows)) for first in range(0, n_rows, step)]
 
 
 def _pulled(jacobian: Jacobian, u: Tensor, group: list[int], memory: int) -> list[Tensor]:
     """Jᵀu for each block of a group (width, r), on every worker."""
-    C, workers = jacobian.outputs.shape[1], workers_of(jacobian)
+    C, workers = n_outputs(jacobian), workers_of(jacobian)
     own, rows = local_part(jacobian)
     mine = u.reshape(-1, C, u.shape[1])[rows].flatten(0, 1)
     pulled = [torch.zeros(jacobian.templates[i].width, u.shape[1], dtype=torch.float64, device=u.device) for i in group]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..jacobian.blocks import Block, add_upper
-from ..jacobian.rows import Jacobian, loaded, row_tiles
+from ..jacobian.rows import Jacobian, loaded, n_outputs, row_tiles
 from ..jacobian.sharded import ShardedJacobian, local_part, workers_of
 from ..progress import NoProgress, ProgressFactory
 from ..workers import LEADER, collective
@@ -32,7 +32,7 @@ def squared_gradients(jacobian: Jacobian, root: Tensor | None, memory: int) -> T
 @collective
 def pull(jacobian: Jacobian, u: Tensor, memory: int) -> Tensor:
     """Jᵀu for coefficients u of the unweighted rows (m·C, r) → (p, r)."""
-    C = jacobian.outputs.shape[1]
+    C = n_outputs(jacobian)
     total = torch.zeros(jacobian.layout.size, u.shape[1], dtype=torch.float64, device=u.device)
     own, rows = local_part(jacobian)
     mine = u.reshape(-1, C, u.shape[1])[rows].flatten(0, 1)
@@ -46,7 +46,7 @@ def pull(jacobian: Jacobian, u: Tensor, memory: int) -> Tensor:
 def own_products(jacobian: Jacobian, prior: Tensor, memory: int) -> Tensor:
     """Jₙ V⁻¹ Jₙᵀ of every row (m, C, C): on the diagonal, squared norms in the metric V⁻¹."""
     own, rows = local_part(jacobian)
-    (m, C), device = jacobian.outputs.shape, jacobian.outputs.device
+    m, C, device = len(jacobian.outputs), n_outputs(jacobian), jacobian.outputs.device
     whole = torch.zeros(m, C, C, dtype=torch.float64, device=device)
     products = torch.zeros(len(own.outputs), C, C, dtype=torch.float64, device=device)
     for a, b, blocks in loaded(own, row_tiles(own, memory)):
@@ -58,7 +58,7 @@ def own_products(jacobian: Jacobian, prior: Tensor, memory: int) -> Tensor:
 
 def column_chunks(jacobian: Jacobian, S: Tensor, memory: int) -> Iterator[tuple[int, Tensor]]:
     """(first row, J[rows, S]ᵀ) in the order of S (k, m·C), reading only the blocks that hold some of S."""
-    C = jacobian.outputs.shape[1]
+    C = n_outputs(jacobian)
     positions = BlockPositions.of(jacobian.templates, S)
     tiles = row_tiles(jacobian, memory, positions.blocks, extra=16 * C * len(S))
     if isinstance(jacobian, ShardedJacobian):
@@ -71,7 +71,7 @@ def column_chunks(jacobian: Jacobian, S: Tensor, memory: int) -> Iterator[tuple[
 @collective
 def columns_between(jacobian: ShardedJacobian, S: Tensor, start: int, stop: int) -> Tensor:
     """J[start:stop, S]ᵀ (k, m·C) on the leader: each worker sends the part of its own rows."""
-    workers, C = jacobian.workers, jacobian.outputs.shape[1]
+    workers, C = jacobian.workers, n_outputs(jacobian)
     positions = BlockPositions.of(jacobian.templates, S)
     whole = S.new_empty(len(S), stop - start if workers.rank == LEADER else 0, C, dtype=torch.float64)
     parts = {worker: jacobian.owned_by(worker, start, stop) for worker in range(workers.size)}
@@ -112,7 +112,7 @@ def column_products(
     with progress(f"products of {len(S)} parameters' gradients: training rows", len(own.outputs)) as bar:
         for start, J_S in column_chunks(own, S, memory):
             add_upper(B, weighted_columns(J_S, scale, W, start))
-            bar.advance(J_S.shape[1] // own.outputs.shape[1])
+            bar.advance(J_S.shape[1] // n_outputs(own))
     return workers_of(jacobian).sum_to_leader(B)
 
 

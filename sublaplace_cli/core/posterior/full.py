@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...errors import NumericsError, Reason
-from ..jacobian.rows import Jacobian
+from ..jacobian.rows import Jacobian, n_outputs
 from ..linalg import condition_of, dual_covariance, inverse_columns, inverse_square_sums, safe_cholesky, solve_lower
 from ..omega.gram_float32 import Sample, not_good_enough, require_accuracy, sample_of
 from ..omega.precision import Precision
@@ -39,7 +39,7 @@ class FullPosterior(Posterior):
         covariance = self._covariance(jacobian, products, cross)
         if self.precision.gram_dtype != torch.float64:
             few, rows = sample_of(jacobian)
-            there = cross.reshape(len(cross), *jacobian.outputs.shape)[:, list(rows)].flatten(1)
+            there = cross.reshape(len(cross), -1, n_outputs(jacobian))[:, list(rows)].flatten(1)
             require_accuracy(self.precision, self.factor, few, there, covariance[list(rows)], self._sample)
         return covariance
 
@@ -106,8 +106,8 @@ def factor_gram(K: Tensor) -> tuple[Tensor, float, Callable[[], float]]:
     return L, condition, freedom
 
 
-def own_shares(L: Tensor, n_outputs: int) -> Tensor:
+def own_shares(L: Tensor, C: int) -> Tensor:
     """A_n Ω⁻¹ A_nᵀ of every training row as I − R_nn, R = (L Lᵀ)⁻¹ (N, C, C)."""
-    columns = (X.reshape(len(X), -1, n_outputs) for X in inverse_columns(L, multiple_of=n_outputs))
+    columns = (X.reshape(len(X), -1, C) for X in inverse_columns(L, multiple_of=C))
     parts = [torch.einsum("rnc,rnd->ncd", X, X) for X in columns]
-    return torch.eye(n_outputs, dtype=L.dtype, device=L.device) - torch.cat(parts)
+    return torch.eye(C, dtype=L.dtype, device=L.device) - torch.cat(parts)

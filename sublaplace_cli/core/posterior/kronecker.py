@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..jacobian.rows import Jacobian, row_tiles
+from ..jacobian.rows import Jacobian, n_outputs, row_tiles
 from ..linalg import row_products
 from ..network.layout import Layout
 from . import Posterior
@@ -48,7 +48,7 @@ class KroneckerPosterior(Posterior):
 
     def covariance(self, jacobian: Jacobian) -> Tensor:
         """G(KFAC + V)⁻¹Gᵀ."""
-        M, C = jacobian.outputs.shape
+        M, C = len(jacobian.outputs), n_outputs(jacobian)
         turned = {name: _turned(factors) for name, factors in self.factors.items()}
         covariance = torch.zeros(M, C, C, dtype=torch.float64, device=jacobian.outputs.device)
         for a, b in row_tiles(jacobian, self.memory):

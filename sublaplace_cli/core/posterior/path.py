@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..jacobian.rows import Jacobian
+from ..jacobian.rows import Jacobian, n_outputs
 from ..linalg import column_squares, row_products, safe_cholesky, solve_lower, solve_lower_transposed
 from ..omega.precision import Precision
 from ..omega.row_sums import column_chunks
@@ -51,7 +51,7 @@ def path_covariances(posteriors: Sequence[SubnetPosterior], jacobian: Jacobian, 
     if len(posteriors) == 1 or not prefixes:
         return [posterior.covariance(jacobian) for posterior in posteriors]
     by_size = sorted(range(len(posteriors)), key=lambda i: len(posteriors[i].indices))
-    scale, C = longest.prior.rsqrt().unsqueeze(1), jacobian.outputs.shape[1]
+    scale, C = longest.prior.rsqrt().unsqueeze(1), n_outputs(jacobian)
     parts: list[list[Tensor]] = [[] for _ in posteriors]
     for _, J_S in column_chunks(jacobian, longest.indices, memory):
         g, done = J_S.mul_(scale), 0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...errors import Reason, RunError
-from ..jacobian.rows import Jacobian
+from ..jacobian.rows import Jacobian, n_outputs
 from ..omega.precision import Precision
 from ..omega.row_sums import column_chunks
 from . import Posterior
@@ -41,7 +41,7 @@ class SubnetPosterior(Posterior):
         return {"indices": self.indices, "prior": self.prior, "factor": self.factor}
 
     def covariance(self, jacobian: Jacobian) -> Tensor:
-        C, chunks = jacobian.outputs.shape[1], column_chunks(jacobian, self.indices, self.memory)
+        C, chunks = n_outputs(jacobian), column_chunks(jacobian, self.indices, self.memory)
         return torch.cat([self.column_covariance(J_S, C) for _, J_S in chunks])
 
     @abstractmethod

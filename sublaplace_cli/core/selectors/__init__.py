@@ -28,6 +28,7 @@ class SelectorFacts:
     last_linear: tuple[str, ...]  # parameter names of the last nn.Linear that runs
     pool: str = "all"  # candidates: "all", "2k", "paper" or a number
     pattern: str | None = None  # the glob of a choice by name
+    all_outputs: bool = True  # whether the reference rows have them, not only combinations
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ recomputed, and where these differ from the updated ones, all values are.
 import torch
 from torch import Tensor
 
-from ..jacobian.rows import Jacobian
+from ...errors import Reason, UserError
+from ..jacobian.rows import Jacobian, n_outputs
 from ..linalg import solve_lower, solve_lower_transposed
 from ..omega.precision import Precision
 from ..omega.row_sums import column_chunks, pull, squared_gradients, weigh_rows
-from . import Selection, SelectionProblem, largest
+from . import Selection, SelectionProblem, SelectorFacts, largest
 from .greedy import require_sound
 from .pool import candidates_of, check_pool
 
@@ -22,7 +23,13 @@ NOTHING = 1e-12  # a residual below this part of its first value is rounding
 DRIFT = 1e-8  # relative difference of updated and recomputed values above which all are recomputed
 CHUNK = 1024  # candidates that are recomputed at once
 
-check = check_pool
+
+def check(facts: SelectorFacts, k: int | None) -> None:
+    """The pool must hold at least k candidates, and the variance is that of every output."""
+    check_pool(facts, k)
+    if not facts.all_outputs:
+        problem = "the variance method needs all outputs of the reference rows, not random combinations of them"
+        raise UserError(problem, reason=Reason.OUTPUTS_ARE_SAMPLED)
 
 
 def variance(problem: SelectionProblem, k: int) -> Selection:
@@ -53,7 +60,7 @@ class _VarianceSearch:
         self.first_c = self.c.clone()
         self.alive = torch.ones(len(candidates), dtype=torch.bool, device=device)
         self.A_S = torch.empty(precision.n_rows, 0, dtype=torch.float64, device=device)
-        self.G_S = torch.empty(reference.outputs.numel(), 0, dtype=torch.float64, device=device)
+        self.G_S = torch.empty(len(reference.outputs) * n_outputs(reference), 0, dtype=torch.float64, device=device)
         self.L = torch.empty(0, 0, dtype=torch.float64, device=device)
         self.chosen: list[int] = []
         self.gains: list[float] = []

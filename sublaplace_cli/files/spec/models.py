@@ -18,6 +18,7 @@ from .part import PROBLEMS_SHOWN, Finding, Part, refuse, refused, wrong
 from .values import Distinct, Index, Text, by_hand, each, is_number, mapping, matching, none_is, one_of, positive
 
 _ONE_LOGIT_TASKS = " or ".join(name for name, facts in TASKS.items() if facts.one_logit)
+_SOFTMAX_TASKS = " or ".join(name for name, facts in TASKS.items() if facts.softmax)
 _MEASURED_TASKS = " or ".join(name for name, facts in TASKS.items() if not facts.labels)
 _NOISE_TASKS = " or ".join(name for name, facts in TASKS.items() if facts.one_noise)
 _OUTPUT_NAMES = dict.fromkeys(outputs for _, outputs in OUTPUTS)
@@ -120,6 +121,20 @@ def _noise_variance(value: object) -> object:
     return positive(value)
 
 
+class Sampled(Part):
+    """The output Hessian from this many random combinations of a row's outputs."""
+
+    sampled: Annotated[int, Field(ge=1)]
+
+
+def _hessian(value: object) -> object:
+    if isinstance(value, (Mapping, Sampled)):
+        return Sampled.model_validate(value)
+    if value != "exact":
+        raise refuse(wrong("'exact' or {sampled: NUMBER}", value))
+    return value
+
+
 class PosteriorSpec(Part):
     prior_precision: Annotated[
         float | Literal["marglik"] | Tune | dict[str, float | Literal["marglik"]], by_hand(_prior_precision)
@@ -127,6 +142,7 @@ class PosteriorSpec(Part):
     noise_variance: Annotated[Literal["auto", "marglik"] | float | NoiseFrom, by_hand(_noise_variance)] = "auto"
     rescale: Annotated[str, one_of(RESCALES)] = "none"
     link: Annotated[str, one_of(LINKS)] | None = None
+    hessian: Annotated[Literal["exact"] | Sampled, by_hand(_hessian)] | None = None
 
 
 class OracleSpec(Part):
@@ -250,6 +266,9 @@ class Spec(Part):
                 yield Finding((name, "wrap"), f"needs task {_ONE_LOGIT_TASKS}, but task is {task}", at_key=True)
         data, posterior = mapping(raw.get("data")), mapping(raw.get("posterior"))
         splits = mapping(data.get("splits"))
+        if known is not None and not known.softmax and mapping(posterior.get("hessian")):
+            message = f"sampled is only for task {_SOFTMAX_TASKS}, but task is {task}"
+            yield Finding(("posterior", "hessian"), message)
         tuned = "tune" in mapping(posterior.get("prior_precision"))
         if tuned and splits.get("validation") is None and splits.get("test") is None:
             yield Finding(("posterior", "prior_precision"), "tune needs a split 'validation' or 'test' in data.splits")

@@ -130,6 +130,7 @@ def _content(problem: Problem, name: str, fitted: Fitted) -> Content | None:
     shapes, scales = _scales(train)
     numbers: dict[str, Any] = {"form": posterior.form, "freedom": posterior.freedom, "condition": posterior.condition}
     numbers |= {"rescale": fitted.rescale.c, "remainder": fitted.rescale.b, "n_train": len(train)}
+    numbers |= {"row_outputs": run.passes.over("train").row_outputs}
     numbers |= {"scale_shapes": shapes, "serving": run.serving, **posterior_facts(problem.hyperparameters)}
     tensors = {**posterior.tensors(), **scales}
     return (tensors, numbers) if run.store.fits(name, tensors) else None
@@ -172,7 +173,7 @@ def read_fitted(artifact: Artifact, n_params: int, n_outputs: int, device: torch
     """A sub-network's posterior from its artifact."""
     meta = artifact.meta
     indices = checked(artifact.tensor("indices"), n_params, str(artifact.path)).to(device)
-    k, rows = len(indices), meta["n_train"] * n_outputs
+    k, rows = len(indices), meta["n_train"] * (meta.get("row_outputs") or n_outputs)
     prior = artifact.tensor("prior", (k,)).to(device)
     side = rows if meta["form"] == SubnetDual.form else k
     factor = artifact.tensor("factor", (side, side)).to(device).T.contiguous().T  # the memory layout of a fitted factor

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from ... import device as devices
 from ...core.checked_pass import MOST_DIFFERENCE, CheckedPass, in_float64
@@ -20,6 +21,7 @@ MOST_SAMPLED = 4
 FLOAT64_ROWS = 32  # in one pass
 NAMED_ROWS = 5  # in a message
 Read = Callable[[Split, Sequence[int]], Inputs]
+Combine = Callable[[Split, Sequence[int]], Tensor]  # U of these rows
 
 
 class Float64Check:
@@ -33,15 +35,16 @@ class Float64Check:
         self.replaced: set[int] = set()  # rows that were used in float64
         self.is_reported = False
 
-    def captured(self, inputs: Inputs, start: int) -> Captured:
-        """A pass over the rows from `start` on."""
-        captured, near = self.checked(inputs)
+    def captured(self, inputs: Inputs, start: int, U: Tensor | None = None) -> Captured:
+        """A pass over the rows from `start` on, through their combinations U if there are some."""
+        captured, near = self.checked(inputs, U)
         passed = range(start, start + len(captured.f))
         compared = sorted({start + row for row in near} | self.suspects.intersection(passed))
         for first in range(0, len(compared), FLOAT64_ROWS):
             few = compared[first : first + FLOAT64_ROWS]
-            exact_inputs = self.read_exact(self.split, few)
-            captured, wrong = self.checked.corrected(captured, [row - start for row in few], exact_inputs)
+            exact_inputs, passed_rows = self.read_exact(self.split, few), [row - start for row in few]
+            same_U = None if U is None else U[passed_rows]
+            captured, wrong = self.checked.corrected(captured, passed_rows, exact_inputs, same_U)
             self.replaced |= {start + row for row in wrong}
         return captured
 
@@ -66,13 +69,26 @@ class Float64Check:
             )
 
 
+class TwoPrecisions:
+    """A float32 network with its copy in float64, and how rows are read for each; one for all passes of a run."""
+
+    def __init__(self, capture: Capture, read: Read, read_exact: Read) -> None:
+        self.capture, self.read, self.read_exact = capture, read, read_exact
+        # Not if it is in float64 itself, or does not run in it.
+        self.are_comparable = any(part.dtype == torch.float32 for part in capture.model.parameters())
+
+    @cached_property
+    def exact(self) -> Capture:
+        return in_float64(self.capture)
+
+
 class Float64Checks:
     """The check of each split, made when it is first passed over; there is none for passes in float64."""
 
-    def __init__(self, capture: Capture, read: Read, read_exact: Read, reporter: Reporter) -> None:
-        self.capture, self.read, self.read_exact, self.reporter = capture, read, read_exact, reporter
+    def __init__(self, network: TwoPrecisions, reporter: Reporter, combine: Combine | None = None) -> None:
+        self.network, self.reporter = network, reporter
+        self.combine = combine  # for passes through combinations of the outputs
         self.by_split: dict[int, Float64Check] = {}
-        self.is_possible = any(part.dtype == torch.float32 for part in capture.model.parameters())
 
     def try_out(self, split: Split) -> None:
         """Try the check of a split before the work, so that all workers know whether the network runs in float64."""
@@ -81,27 +97,24 @@ class Float64Checks:
         except (SublaplaceError, *devices.OUT_OF_MEMORY):
             raise
         except Exception as error:  # the network's own code may raise anything in another dtype
-            self.is_possible = False
+            self.network.are_comparable = False
             self.reporter.note(
                 f"the network does not run in float64 ({type(error).__name__}: {error}): its float32 passes are not "
                 "compared with it, not even at kinks of its activations"
             )
 
     def of(self, split: Split) -> Float64Check | None:
-        if self.is_possible and id(split) not in self.by_split:
+        if self.network.are_comparable and id(split) not in self.by_split:
             self.by_split[id(split)] = self._made(split)
         return self.by_split.get(id(split))
-
-    @cached_property
-    def exact(self) -> Capture:
-        return in_float64(self.capture)
 
     def _made(self, split: Split) -> Float64Check:
         count = min(MOST_SAMPLED, max(1, len(split) // ROWS_PER_SAMPLED))
         sampled = evenly_spaced_numbers(len(split), count)
-        sample, exact_sample = self.read(split, sampled), self.read_exact(split, sampled)
-        checked = CheckedPass.of(self.capture, self.exact, sample, exact_sample)
-        return Float64Check(checked, split, sampled, self.read_exact)
+        network, U = self.network, None if self.combine is None else self.combine(split, sampled)
+        rows = (network.read(split, sampled), network.read_exact(split, sampled))
+        checked = CheckedPass.of(network.capture, network.exact, *rows, U)
+        return Float64Check(checked, split, sampled, network.read_exact)
 
     def replaced_rows(self, split: Split) -> list[int]:
         """The rows of a split that were used in float64 so far."""

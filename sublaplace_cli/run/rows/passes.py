@@ -16,7 +16,8 @@ from ...core.network.forward import Inputs, evenly_spaced_numbers, outputs
 from ...errors import SublaplaceError, UserError
 from ...files.data.datasets import ArrayInputs, Split
 from ...reporter import Reporter
-from .float64_check import Float64Checks
+from .float64_check import Float64Checks, TwoPrecisions
+from .splits import IN_OMEGA
 
 ROWS_PER_FORWARD = 128
 
@@ -89,17 +90,42 @@ def parts_of(inputs: Any) -> list[Any]:
     return list(inputs.values()) if isinstance(inputs, dict) else [*inputs] if isinstance(inputs, tuple) else [inputs]
 
 
+def hessian_of(row_outputs: int | None, n_outputs: int) -> str:
+    """The output Hessian of training rows with so many combinations of the outputs; None: with all outputs."""
+    return "exact" if row_outputs in (None, n_outputs) else f"sampled: {row_outputs}"
+
+
 class Passes:
     """Reads rows and differentiates the network at them."""
 
     def __init__(self, model: nn.Module, reader: InputReader, capture: Capture, reporter: Reporter) -> None:
         self.model, self.reader, self.capture, self.reporter = model, reader, capture, reporter
-        self.float64_checks = Float64Checks(capture, reader.some, replace(reader, dtype=torch.float64).some, reporter)
+        network = TwoPrecisions(capture, reader.some, replace(reader, dtype=torch.float64).some)
+        self.float64_checks = Float64Checks(network, reporter)
+        self.sampled: Passes | None = None  # for the rows of Ω, if they need not have all outputs
         self.most_rows = 2**62  # per pass; halved whenever memory runs out
 
     @property
     def n_outputs(self) -> int:
         return self.capture.n_outputs
+
+    @property
+    def row_outputs(self) -> int:
+        """Rows of the Jacobian per row of the data: all outputs, or combinations of them."""
+        return self.capture.templates[0].n_outputs
+
+    def over(self, name: str) -> Passes:
+        """The passes over the rows that are stored under this name: those of Ω and the scores may be sampled."""
+        return self.sampled if self.sampled is not None and name in IN_OMEGA else self
+
+    @property
+    def hessian(self) -> str:
+        """How the output Hessian of the training rows is computed."""
+        return hessian_of(self.over("train").row_outputs, self.n_outputs)
+
+    def combinations(self, split: Split, start: int, stop: int) -> Tensor | None:
+        """U (m, C, s) whose Uᵀf are differentiated; None for f itself."""
+        return None
 
     def rows_per_pass(self, split: Split) -> int:
         return self.capture.rows_of_pass(len(split))
@@ -122,4 +148,5 @@ class Passes:
 
     def _pass(self, split: Split, start: int, stop: int) -> Captured:
         check, inputs = self.float64_checks.of(split), self.reader(split, start, stop)
-        return self.capture(inputs) if check is None else check.captured(inputs, start)
+        U = self.combinations(split, start, stop)
+        return self.capture(inputs, U=U) if check is None else check.captured(inputs, start, U)

@@ -25,6 +25,7 @@ from ...core.jacobian.rows import (
     RecomputedJacobian,
     SomeRows,
     StoredJacobian,
+    n_outputs,
 )
 from ...core.jacobian.sharded import ShardedJacobian, owners_of
 from ...core.likelihoods import Likelihood
@@ -45,7 +46,7 @@ FORMS: dict[str, Callable[[Block], Block]] = {EXPANDED: lambda block: block.expa
 
 @dataclass(frozen=True)
 class SquareSums:
-    """Σₙ diag(JₙᵀHₙJₙ) over all rows (p,) with unit noise variance, and the same without H."""
+    """Σₙ diag(JₙᵀHₙJₙ) over all rows (p,) with unit noise variance, and the same without H; of sampled rows, H = I."""
 
     weighted: Tensor
     unweighted: Tensor
@@ -58,6 +59,17 @@ class SplitRows:
     name: str
     jacobian: Jacobian
     square_sums: SquareSums | None = None
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the rows are combinations of the outputs, of which H is I."""
+        return n_outputs(self.jacobian) < self.jacobian.outputs.shape[1]
+
+    def root(self, likelihood: Likelihood) -> Tensor:
+        """W of the rows of the Jacobian (N, C, C)."""
+        f, s = self.jacobian.outputs, n_outputs(self.jacobian)
+        eye = torch.eye(s, dtype=f.dtype, device=f.device)
+        return eye.expand(len(f), s, s) if self.is_sampled else likelihood.root(f)
 
 
 @dataclass(frozen=True)
@@ -163,7 +175,8 @@ def make_rows(
 
 
 def _add(sums: SquareSums, captured: Captured, likelihood: Likelihood) -> None:
-    W = likelihood.root(captured.f)
+    is_sampled = captured.blocks[0].n_outputs < captured.f.shape[1]
+    W = None if is_sampled else likelihood.root(captured.f)
     for block in captured.blocks:
         sums.weighted[block.span] += block.squares(W)
         sums.unweighted[block.span] += block.squares(None)

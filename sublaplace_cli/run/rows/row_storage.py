@@ -87,7 +87,7 @@ def _writer(store: Store, storage: RowStorage) -> RowWriter:
     for block in source.templates if storage.stored else ():
         for name, tensor in zip(source.tensor_names[block.start].values(), block.tensors().values(), strict=True):
             plans[name] = by_rows(tensor.dtype, (n_rows, *tensor.shape[1:]), step)
-    return store.row_writer(storage.key, plans, stored=storage.stored)
+    return store.row_writer(storage.key, plans, stored=storage.stored, row_outputs=source.passes.row_outputs)
 
 
 def _read(storage: RowStorage, artifact: Artifact) -> SplitRows:

@@ -71,6 +71,14 @@ CHANGED = [
         "9:29: posterior.noise_variance: only for task regression, but task is binary",
     ),
     (
+        changed("regression", "multiclass", with_top("posterior: {hessian: {sampled: 0}}")),
+        "9:32: posterior.hessian.sampled: expected a number of at least 1, got the number 0",
+    ),
+    (
+        changed("regression", "multiclass", with_top("posterior: {hessian: {sampled: 2.5}}")),
+        "9:32: posterior.hessian.sampled: expected a whole number, got the number 2.5",
+    ),
+    (
         changed("regression", "binary\noutputs: mean-and-log-variance"),
         "3:10: outputs: only for task regression, but task is binary",
     ),
@@ -147,6 +155,12 @@ posterior: {noise_variance: {from: test}}
     9:36: posterior.noise_variance.from: there is no split 'test'
 posterior: {noise_variance: {from_: test}}
     9:30: posterior.noise_variance.from_: unknown key; did you mean 'from'? available: from
+posterior: {hessian: {sampled: 8}}
+    9:22: posterior.hessian: sampled is only for task multiclass, but task is regression
+posterior: {hessian: 8}
+    9:22: posterior.hessian: expected 'exact' or {sampled: NUMBER}, got the number 8
+posterior: {hessian: {}}
+    9:22: posterior.hessian.sampled: this key is required, but missing
 oracle: {}
     9:9: oracle: expected weights or predictions
 oracle: {array: f}

@@ -17,6 +17,7 @@ from ..files.artifacts.atomic import digest_of, digest_of_files
 from ..files.artifacts.run_folder import fingerprint
 from ..files.data.datasets import origin_of
 from ..files.networks.loading import Network, NetworkSource, load_network
+from ..files.spec.data import OOD
 from ..files.spec.loading import LoadedSpec
 from ..files.spec.models import ModelSpec, Spec
 from ..results.metric_table import METRIC_VERSION
@@ -91,6 +92,8 @@ def identity_of(job: Job, project: Project, files: dict[str, list[Path]], device
     spec, chosen = project.spec, job.selection
     described = spec.model_dump(mode="json", by_alias=True)
     described.pop("gate")  # it checks numbers and changes none
+    if not spec.data.ood_names and described["data"]["splits"]:
+        described["data"]["splits"].pop(OOD)  # so that other specs keep their run folders and baselines
     if described["model"].get("weights"):
         described["model"]["weights"].pop("path", None)  # its content counts, not its name
     prior = spec.posterior.prior_precision
@@ -132,6 +135,8 @@ def split_names(job: Job, project: Project, with_train: bool) -> list[str]:
         names += _held_out(job, project)
     if getattr(posterior.noise_variance, "from_", None) == "test":
         names.append("test")
+    if job.command == "evaluate":
+        names += project.spec.data.ood_names
     return list(dict.fromkeys(names))
 
 

@@ -138,7 +138,7 @@ def _read_sources(
     for origin in origins:
         path = _path(data, origin, resolve)
         arrays = _split_spec(data, origin).arrays or data.arrays
-        with_targets = origin not in data.ood_names
+        with_targets = origin not in data.ood_sets
         key = path, repr(arrays), with_targets
         if key not in read:
             left = memory - sum(source.held for source in read.values())

@@ -213,18 +213,19 @@ class DataSpec(Part):
     @property
     def named_splits(self) -> dict[str, SplitSpec]:
         """The splits of the spec, each set of out-of-distribution rows as one, in the order of `SplitsSpec`."""
-        parts = {(name,): split for name, split in self.splits or SplitsSpec() if split is not None}
+        parts = {name: split for name, split in self.splits or SplitsSpec() if split is not None}
         return {".".join(where): split for where, split in _flat(parts).items()}
 
     @property
-    def ood_names(self) -> list[str]:
-        """Names of the splits that are out of distribution."""
-        return [name for name, split in self.named_splits.items() if isinstance(split, OodSpec)]
+    def ood_sets(self) -> dict[str, str]:
+        """The name of each set of out-of-distribution rows, by that of its split."""
+        named = {name: split for name, split in self.named_splits.items() if isinstance(split, OodSpec)}
+        return {name: name.removeprefix(f"{OOD}.") for name in named}
 
     @classmethod
     def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
         named = values.mapping(raw.get("splits"))
-        parts = {(name,): values.mapping(split) for name, split in named.items() if split is not None}
+        parts = {name: values.mapping(split) for name, split in named.items() if split is not None}
         splits = {where: values.mapping(split) for where, split in _flat(parts).items()}
         restricted: dict[tuple[str, ...], tuple[str, ...]] = {("columns",): TABLE_FORMATS, ("arrays",): ARRAY_FORMATS}
         restricted |= {("splits", *where, key): ARRAY_FORMATS for where in splits for key in ("arrays", "indices")}
@@ -240,10 +241,10 @@ class DataSpec(Part):
             yield Finding(("path",), f"this key is required, but missing{reason}")
 
 
-def _flat(parts: Mapping[tuple[str, ...], Any]) -> dict[tuple[str, ...], Any]:
+def _flat(parts: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
     """The splits by their location, those of several named sets one by one."""
     flat: dict[tuple[str, ...], Any] = {}
-    for where, part in parts.items():
-        is_several = where == (OOD,) and isinstance(part, Mapping) and _is_named(part)
-        flat |= {(*where, str(name)): own for name, own in part.items()} if is_several else {where: part}
+    for name, part in parts.items():
+        is_several = name == OOD and isinstance(part, Mapping) and _is_named(part)
+        flat |= {(name, str(own)): split for own, split in part.items()} if is_several else {(name,): part}
     return flat

@@ -182,7 +182,8 @@ def test_other_data(tmp_path: Path, line: str) -> None:
 )
 def test_one_set_of_ood_rows_or_several_by_name(tmp_path: Path, ood: str, names: list[str]) -> None:
     data = load(tmp_path, with_data(f"splits: {{test: {{rows: '2:'}}, ood: {ood}}}")).spec.data
-    assert data.ood_names == names
+    assert list(data.ood_sets) == names
+    assert list(data.ood_sets.values()) == [name.removeprefix("ood.") for name in names]
     assert list(data.named_splits) == ["test", *names]
     again = DataSpec.model_validate(data.model_dump(by_alias=True))
     assert again == data

@@ -8,12 +8,12 @@ import torch
 
 from ..catalog import load
 from ..core.posterior.bounds import Bracket, bracket, require_not_larger
-from ..core.prediction import Absent, Comparison, Prediction
+from ..core.prediction import Absent, Comparison, OodSet, Prediction
 from ..files.artifacts.run_folder import file_stem
 from ..results.result import References, Result
 from ..run.input_files import oracle_outputs
 from ..run.job import Choice
-from ..run.posteriors.calibration import TEMPERATURE, calibrated, rivals
+from ..run.posteriors.calibration import TEMPERATURE, at_other_rows, calibrated, plain_rivals, rivals
 from ..run.posteriors.fitting import paths, variant
 from ..run.posteriors.predictions import predict
 from ..run.problem import PredictedRows, Problem, open_problem
@@ -22,9 +22,11 @@ from ..run.references.full import full_prediction
 from ..run.run import Run
 from ..run.selections import Chosen, select
 from .scoring.measuring import measured_row, setup_of
+from .scoring.ood import by_set
 from .scoring.verdict import verdict
 
 DEFAULT_FULL_ROWS = 4000
+NO_OOD = "no split ood in the spec"
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Evaluation:
     result: Result
     predictions: tuple[Prediction, ...]
     known: Comparison
+    rivals: tuple[Prediction, ...] = ()  # shown beside them
 
 
 def evaluate(run: Run) -> Evaluation:
@@ -47,7 +50,7 @@ def evaluate(run: Run) -> Evaluation:
         targets=test.targets,
         oracle=oracle,
         std_full=None,
-        absent=Absent(full="--full none", oracle="no oracle in the spec"),
+        absent=Absent(full="--full none", oracle="no oracle in the spec", ood=NO_OOD),
     )
     full = known.about_targets(full_prediction(problem, test, known)) if run.job.predicts_with_full else None
     if full is not None and full.freedom is not None and run.job.compares_with_full:
@@ -63,7 +66,10 @@ def evaluate(run: Run) -> Evaluation:
         known = replace(known, std_bounds=(low, high), absent=absent)
     predictions = _calibrated(problem, plain, chosen, known)
     shown = [known.about_targets(rival) for rival in rivals(problem, predictions)]
-    return Evaluation(_result(problem, predictions, shown, known, full, bounds), predictions, known)
+    compared = [*predictions, *shown]
+    ood = [_ood_set(problem, split, chosen, known, compared, full) for split in run.project.spec.data.ood_sets]
+    known = replace(known, ood=tuple(ood))
+    return Evaluation(_result(problem, predictions, shown, known, full, bounds), predictions, known, tuple(shown))
 
 
 def _predictions(
@@ -94,6 +100,25 @@ def _calibrated(
         full = full_prediction(problem, rows, known) if needs_full else None
         held_out = _predictions(problem, rows, chosen, known, full)
     return tuple(calibrated(problem, own, there) for own, there in zip(plain, held_out, strict=True))
+
+
+def _ood_set(
+    problem: Problem,
+    split: str,
+    chosen: Mapping[Choice, Chosen],
+    known: Comparison,
+    compared: Sequence[Prediction],
+    full_at_test: Prediction | None,
+) -> OodSet:
+    """Every method at rows unlike the training rows, with the factors of a calibration on all held-out rows."""
+    rows, name = problem.predicted(split), problem.run.project.spec.data.ood_sets[split]
+    full = None if full_at_test is None else full_prediction(problem, rows, known)
+    there = [*_predictions(problem, rows, chosen, known, full), *plain_rivals(rows)]
+    by_name = {prediction.name: prediction.outputs for prediction in there}
+    outputs = {prediction.outputs: at_other_rows(prediction, by_name[prediction.name]) for prediction in compared}
+    if full is not None and full_at_test is not None:
+        outputs[full_at_test.outputs] = full.outputs
+    return OodSet(name, outputs)
 
 
 def full_rows(run: Run) -> int:
@@ -145,6 +170,9 @@ def _result(
     judged_too = [full] if full is not None and not run.calibrates else []  # else it is there as it is, for w2 alone
     if judged := verdict([*predictions, *judged_too], shown, known):
         details["verdict"] = judged
+    if known.ood:
+        unlisted = [] if full is None or any(each.name == full.name for each in predictions) else [full]
+        details["ood"] = by_set([*predictions, *shown, *unlisted], known)
     if bounds is not None:
         details = {**details, "bracket": {"rows": full_rows(run), "sets": bounds.n_sets}}
     return Result(
@@ -175,7 +203,7 @@ def _calibration(run: Run, predictions: Sequence[Prediction]) -> dict[str, Any]:
 def _artifacts(run: Run, predictions: Sequence[Prediction]) -> dict[str, str]:
     """Artifacts in the folder that the result depends on, whether or not this command made them."""
     reference = run.splits.origins[run.job.selection.reference]
-    names = ["scores", *(f"jacobians-{name}" for name in ("train", "test", reference))]
+    names = ["scores", *(f"jacobians-{name}" for name in ("train", "test", reference, *run.project.spec.data.ood_sets))]
     for prediction in predictions:
         if prediction.k is not None:
             kinds = ("indices", "posterior", "predictions")

@@ -6,15 +6,17 @@ from torch import Tensor
 from ..core.gaussian import Gaussian
 from ..core.jacobian.rows import TILE_SHARE
 from ..core.posterior.rescale import rescaled_draws
-from ..core.prediction import Absent, Comparison, Prediction
+from ..core.prediction import Absent, Comparison, OodSet, Prediction
 from ..errors import UserError
 from ..files.artifacts.artifact import Artifact
 from ..results.result import References, Result
 from ..run.input_files import oracle_outputs
 from ..run.posteriors.fitting import Fitted, read_fitted, read_prior
+from ..run.posteriors.predictions import TEST
 from ..run.run import Run, parameter_table
-from .evaluate import Evaluation
+from .evaluate import NO_OOD, Evaluation
 from .scoring.measuring import measured_row, setup_of
+from .scoring.ood import by_set
 
 
 def predict(run: Run, artifact: Artifact) -> Evaluation:
@@ -24,7 +26,7 @@ def predict(run: Run, artifact: Artifact) -> Evaluation:
     oracle = oracle_outputs(run)
     fitted = read_fitted(artifact, run.layout.size, run.passes.n_outputs, run.device, run.memory)
     prior_precision, prior = read_prior(artifact, run.layout, run.device)
-    outputs, samples = _predict(run, fitted, prior)
+    outputs, samples = _predict(run, fitted, prior, TEST, run.job.posterior.samples)
     k = len(fitted.posterior.indices)
     prediction = Prediction(meta["method"], k, outputs, meta["freedom"], fitted.rescale, samples=samples)
     likelihood = run.unit_likelihood if meta["link"] is None else run.unit_likelihood.with_link(meta["link"])
@@ -34,7 +36,11 @@ def predict(run: Run, artifact: Artifact) -> Evaluation:
         targets=run.targets("test"),
         oracle=oracle,
         std_full=None,
-        absent=Absent(full="--posterior: the training rows are not there", oracle="no oracle in the spec"),
+        ood=tuple(
+            OodSet(name, {outputs: _predict(run, fitted, prior, split)[0]})
+            for split, name in run.project.spec.data.ood_sets.items()
+        ),
+        absent=Absent(full="--posterior: the training rows are not there", oracle="no oracle in the spec", ood=NO_OOD),
     )
     prediction = known.about_targets(prediction)
     result = Result(
@@ -42,6 +48,7 @@ def predict(run: Run, artifact: Artifact) -> Evaluation:
         provenance={**run.provenance, "rescale": meta["rescaling"], "link": meta["link"]},
         references=References(),
         rows=(measured_row(prediction, known),),
+        details={"ood": by_set([prediction], known)} if known.ood else {},
         artifacts={artifact.path.stem: str(artifact.path)},
     )
     return Evaluation(result, (prediction,), known)
@@ -65,17 +72,18 @@ def _check_posterior(run: Run, artifact: Artifact) -> None:
             raise UserError(f"{where}: it was fitted with another {section}.{key} than that of the spec: {theirs}")
 
 
-def _predict(run: Run, fitted: Fitted, prior: Tensor) -> tuple[Gaussian, Tensor | None]:
-    """The outputs, and draws of them (count, M, C) if requested, pass by pass; no pass stays in memory."""
-    posterior, rescale, count = fitted.posterior, fitted.rescale, run.job.posterior.samples
-    seed = run.job.selection.seed
+def _predict(
+    run: Run, fitted: Fitted, prior: Tensor, name: str, count: int | None = None
+) -> tuple[Gaussian, Tensor | None]:
+    """The outputs of a split, and `count` draws of them (count, M, C), pass by pass; no pass stays in memory."""
+    posterior, rescale, seed = fitted.posterior, fitted.rescale, run.job.selection.seed
     theta = None if count is None else posterior.draw(count, seed)
     generator = torch.Generator().manual_seed(seed + 1)
     fs, covariances, draws = [], [], []
-    split, C = run.split("test"), run.passes.n_outputs
+    split, C = run.split(name), run.passes.n_outputs
     room = run.memory // TILE_SHARE // (16 * C * len(posterior.indices))
     step = max(1, min(run.passes.rows_per_pass(split), room))
-    with run.store.timed("predict"), run.reporter.progress("predictions of the test rows", len(split)) as progress:
+    with run.store.timed("predict"), run.reporter.progress(f"predictions of the {name} rows", len(split)) as progress:
         for start in range(0, len(split), step):
             captured = run.passes(split, start, min(start + step, len(split)))
             J_S, outside = fitted.columns(captured, prior)
@@ -84,7 +92,7 @@ def _predict(run: Run, fitted: Fitted, prior: Tensor) -> tuple[Gaussian, Tensor 
             covariances.append(rescale.apply(posterior.column_covariance(J_S, C), outside))
             fs.append(captured.f)
             progress.advance(len(captured.f))
-    run.passes.float64_checks.report("test", split, run.passes.float64_checks.replaced_rows(split))
+    run.passes.float64_checks.report(name, split, run.passes.float64_checks.replaced_rows(split))
     f = torch.cat(fs)
     samples = f + torch.cat(draws).T.reshape(-1, *f.shape) if draws else None
     return Gaussian(f, torch.cat(covariances)), samples

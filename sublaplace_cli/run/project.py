@@ -92,7 +92,7 @@ def identity_of(job: Job, project: Project, files: dict[str, list[Path]], device
     spec, chosen = project.spec, job.selection
     described = spec.model_dump(mode="json", by_alias=True)
     described.pop("gate")  # it checks numbers and changes none
-    if not spec.data.ood_names and described["data"]["splits"]:
+    if not spec.data.ood_sets and described["data"]["splits"]:
         described["data"]["splits"].pop(OOD)  # so that other specs keep their run folders and baselines
     if described["model"].get("weights"):
         described["model"]["weights"].pop("path", None)  # its content counts, not its name
@@ -136,7 +136,7 @@ def split_names(job: Job, project: Project, with_train: bool) -> list[str]:
     if getattr(posterior.noise_variance, "from_", None) == "test":
         names.append("test")
     if job.command == "evaluate":
-        names += project.spec.data.ood_names
+        names += list(project.spec.data.ood_sets)
     return list(dict.fromkeys(names))
 
 

@@ -123,7 +123,7 @@ def test_the_columns_for_people():
     assert (
         *("checkpoint", "seed", "method", "k", "rescale", "remainder", "mean_std", "w2", "w2_se", "w2_low", "w2_high"),
         *("w2_relative", "rank", "coverage95", "coverage95_total", "retained", "nll", "rmse", "crps", "accuracy"),
-        *("ece", "brier", "aurc"),
+        *("ece", "brier", "aurc", "ood_auroc_std", "ood_auroc_entropy", "ood_auroc_mi"),
     ) == SHOWN
     assert {key: value for key, value in HIDDEN_AT.items() if value is not None} == {
         "rescale": 1.0,
@@ -144,7 +144,7 @@ def test_the_columns_for_people():
             "remainder",
             "retained",
         ),
-        *("rescale", "accuracy", "coverage95", "nll", "rank"),
+        *("rescale", "accuracy", "coverage95", "nll", "rank", "ood_auroc_mi", "ood_auroc_std", "ood_auroc_entropy"),
     ) == DROPPED_FIRST
 
 

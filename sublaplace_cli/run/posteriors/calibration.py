@@ -8,7 +8,7 @@ from ...core.gaussian import Gaussian, diagonal_covariance
 from ...core.posterior.rescale import Rescale
 from ...core.prediction import Prediction
 from ...core.tuning.calibration import Vary, scaled_variance, with_temperature
-from ..problem import Problem
+from ..problem import PredictedRows, Problem
 
 MAP, TEMPERATURE = "map", "temperature"
 LEAST_ROWS_PER_FOLD = 2
@@ -19,21 +19,31 @@ def calibrated(problem: Problem, prediction: Prediction, held_out: Prediction) -
     is_temperature = prediction.method == TEMPERATURE
     if not (is_temperature or problem.run.calibrates) or prediction.method == MAP:
         return prediction
-    return _fitted(problem, prediction, held_out.outputs, with_temperature if is_temperature else scaled_variance)
+    return _fitted(problem, prediction, held_out.outputs)
+
+
+def at_other_rows(prediction: Prediction, plain: Gaussian) -> Gaussian:
+    """What the method predicts at other rows: `plain`, with the factor of all held-out rows together."""
+    calibration = prediction.calibration
+    return plain if calibration is None else _vary(prediction)(plain, calibration.factor.value)
+
+
+def plain_rivals(rows: PredictedRows) -> list[Prediction]:
+    """The network alone, and the two ways to calibrate it without a posterior before their factors are fitted."""
+    f = rows.f
+    network = Prediction(MAP, None, Gaussian.certain(f), 0.0)
+    temperature = replace(network, method=TEMPERATURE, freedom=None, own_mean=True)
+    ones = diagonal_covariance(f.new_ones(f.shape))
+    return [network, temperature, Prediction(f"constant, {CALIBRATED}", None, Gaussian(f, ones), None)]
 
 
 def rivals(problem: Problem, predictions: Sequence[Prediction]) -> list[Prediction]:
     """What every table shows: the network alone, and for classes the two ways to calibrate it without a posterior."""
-    run, test = problem.run, problem.predicted("test")
-    network = Prediction(MAP, None, Gaussian.certain(test.f), 0.0)
+    network, *others = plain_rivals(problem.predicted("test"))
     shown = [network]
-    if TASKS[run.project.spec.task].labels and can_calibrate(problem):
-        rows = problem.held_out
-        ones = [Gaussian(f, diagonal_covariance(f.new_ones(f.shape))) for f in (test.f, rows.f)]
-        constant = Prediction(f"constant, {CALIBRATED}", None, ones[0], None)
-        certain = replace(network, method=TEMPERATURE, freedom=None, own_mean=True)
-        shown.append(_fitted(problem, certain, Gaussian.certain(rows.f), with_temperature))
-        shown.append(_fitted(problem, constant, ones[1], scaled_variance))
+    if TASKS[problem.run.project.spec.task].labels and can_calibrate(problem):
+        held_out = plain_rivals(problem.held_out)[1:]
+        shown += [_fitted(problem, own, there.outputs) for own, there in zip(others, held_out, strict=True)]
     asked = {prediction.method for prediction in predictions}
     return [prediction for prediction in shown if prediction.method not in asked]
 
@@ -45,8 +55,12 @@ def can_calibrate(problem: Problem) -> bool:
     return run.targets(run.held_out) is not None and enough
 
 
-def _fitted(problem: Problem, prediction: Prediction, held_out: Gaussian, vary: Vary) -> Prediction:
-    store, reporter = problem.run.store, problem.run.reporter
+def _vary(prediction: Prediction) -> Vary:
+    return with_temperature if prediction.method == TEMPERATURE else scaled_variance
+
+
+def _fitted(problem: Problem, prediction: Prediction, held_out: Gaussian) -> Prediction:
+    store, reporter, vary = problem.run.store, problem.run.reporter, _vary(prediction)
     with store.timed("calibrate"):
         outputs, calibration = problem.calibrator.calibrated(prediction.outputs, held_out, vary)
     if calibration.factor.at_a_bound:

@@ -71,9 +71,11 @@ def _stdout_format(outputs: OutputOptions) -> str:
 def _print(job: Job, answer: Answer, console: Console) -> None:
     kind = _stdout_format(job.outputs)
     if kind == "table" and job.outputs.format == "auto":  # on a terminal: as wide as it is
-        from ..render.text import gate_lines, short_grid, title, verdict_lines
+        from ..render.text import gate_lines, review_grid, short_grid, title, verdict_lines
 
         print_table(title(answer), *short_grid(answer, shutil.get_terminal_size().columns))
+        if review := review_grid(answer):
+            print_table(*review)
         for line in (*verdict_lines(answer), *gate_lines(answer)):
             print_result(line)
         return

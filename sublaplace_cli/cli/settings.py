@@ -37,7 +37,19 @@ _COMMON = (
     *("pool", "score", "reference"),
 )
 _EVALUATE = (
-    *("method", "k", "predictions", "full", "full_rows", "plot", "plot_kind", "report", "fail_if", "baseline"),
+    *(
+        "method",
+        "k",
+        "predictions",
+        "review",
+        "full",
+        "full_rows",
+        "plot",
+        "plot_kind",
+        "report",
+        "fail_if",
+        "baseline",
+    ),
     *("max_regression", "significant", "posterior", "samples", "retain", "rescale", "folds", "link"),
 )
 
@@ -78,6 +90,8 @@ COMMANDS = {
             "sublaplace evaluate --method gradient --k 1000",
             "sublaplace evaluate --method gradient,greedy,last-k --k 50,100,200 --json",
             "sublaplace evaluate --method greedy --k 500 --predictions predictions.csv",
+            "sublaplace evaluate --k 1000 --rescale calibrated",
+            "sublaplace evaluate --k 1000 --rescale calibrated --review 20",
             "sublaplace evaluate --method gradient,greedy --k 50,200,1000 --plot curves.png --report report.html",
             "sublaplace evaluate --k 500 --fail-if 'w2 > 0.1' --baseline main.json --max-regression nll=2%",
             "sublaplace evaluate --checkpoint 'runs/*.pt' --k 500 --format markdown",

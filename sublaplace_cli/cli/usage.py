@@ -102,6 +102,8 @@ def _check(settings: Settings) -> None:
         raise UserError("--full-rows needs --full bracket")
     if settings.full_rows is not None and settings.full_rows < 1:
         raise UserError(f"--full-rows {settings.full_rows} is not a positive integer")
+    if settings.review is not None and settings.review < 1:
+        raise UserError(f"--review {settings.review} is not a positive integer")
     if settings.folds < 2:
         raise UserError(f"--folds {settings.folds} is too few", hint="expected 2 or more: each part needs others")
     if settings.pool not in ("all", "2k", "paper") and not is_count(settings.pool):

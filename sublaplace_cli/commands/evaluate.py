@@ -23,6 +23,7 @@ from ..run.run import Run
 from ..run.selections import Chosen, select
 from .scoring.measuring import measured_row, setup_of
 from .scoring.ood import by_set
+from .scoring.review import review
 from .scoring.verdict import verdict
 
 DEFAULT_FULL_ROWS = 4000
@@ -170,9 +171,9 @@ def _result(
     judged_too = [full] if full is not None and not run.calibrates else []  # else it is there as it is, for w2 alone
     if judged := verdict([*predictions, *judged_too], shown, known):
         details["verdict"] = judged
-    if known.ood:
-        unlisted = [] if full is None or any(each.name == full.name for each in predictions) else [full]
-        details["ood"] = by_set([*predictions, *shown, *unlisted], known)
+    details |= review(run, predictions[0], known)
+    unlisted = [] if full is None or any(each.name == full.name for each in predictions) else [full]
+    details |= by_set([*predictions, *shown, *unlisted], known)
     if bounds is not None:
         details = {**details, "bracket": {"rows": full_rows(run), "sets": bounds.n_sets}}
     return Result(

@@ -17,6 +17,7 @@ from ..run.run import Run, parameter_table
 from .evaluate import NO_OOD, Evaluation
 from .scoring.measuring import measured_row, setup_of
 from .scoring.ood import by_set
+from .scoring.review import review
 
 
 def predict(run: Run, artifact: Artifact) -> Evaluation:
@@ -48,7 +49,7 @@ def predict(run: Run, artifact: Artifact) -> Evaluation:
         provenance={**run.provenance, "rescale": meta["rescaling"], "link": meta["link"]},
         references=References(),
         rows=(measured_row(prediction, known),),
-        details={"ood": by_set([prediction], known)} if known.ood else {},
+        details=review(run, prediction, known) | by_set([prediction], known),
         artifacts={artifact.path.stem: str(artifact.path)},
     )
     return Evaluation(result, (prediction,), known)

@@ -64,11 +64,17 @@ def markdown(answer: Answer) -> str:
     """A table for a README or a pull request."""
     columns, rows = short_grid(answer)
     lines = [f"**{_markdown_text(title(answer))}**", ""] if title(answer) else []
-    lines += ["| " + " | ".join(columns) + " |", "| --- |" + " ---: |" * (len(columns) - 1)]
-    lines += ["| " + " | ".join(map(_markdown_text, row)) + " |" for row in rows]
+    lines += _markdown_table(columns, rows)
+    if review := review_grid(answer):
+        lines += ["", _markdown_text(review[0]), "", *_markdown_table(*review[1:])]
     if said := [*verdict_lines(answer), *gate_lines(answer)]:
         lines += ["", *(f"* {_markdown_text(line)}" for line in said)]
     return "\n".join(lines)
+
+
+def _markdown_table(columns: list[str], rows: list[list[str]]) -> list[str]:
+    head = ["| " + " | ".join(columns) + " |", "| --- |" + " ---: |" * (len(columns) - 1)]
+    return head + ["| " + " | ".join(map(_markdown_text, row)) + " |" for row in rows]
 
 
 def _markdown_text(text: str) -> str:
@@ -84,7 +90,25 @@ def table(answer: Answer) -> str:
     out = io.StringIO()
     RichConsole(file=out, width=1000, color_system=None).print(rich_table(*short_grid(answer)))
     text = "\n".join([title(answer), *(line.rstrip() for line in out.getvalue().splitlines())]).strip("\n")
+    if review := review_grid(answer):
+        out = io.StringIO()
+        RichConsole(file=out, width=1000, color_system=None).print(rich_table(*review[1:]))
+        text += "\n".join(["", "", review[0], *(line.rstrip() for line in out.getvalue().rstrip().splitlines())])
     return "\n".join([text, *verdict_lines(answer), *gate_lines(answer)])
+
+
+def review_grid(answer: Answer) -> tuple[str, list[str], list[list[str]]] | None:
+    """(title, columns, rows) of the test rows to look at first."""
+    found = None if isinstance(answer, Listing) else answer.review
+    if found is None:
+        return None
+    name = found["method"] if found["k"] is None else f"{found['method']} (k = {found['k']})"
+    columns = list(found["rows"][0])
+    return (
+        visible(f"test rows that {name} is most uncertain of:"),
+        columns,
+        [[short(row[key]) for key in columns] for row in found["rows"]],
+    )
 
 
 def verdict_lines(answer: Answer) -> list[str]:

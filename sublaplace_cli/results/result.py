@@ -89,7 +89,9 @@ class Result:
     references: References
     rows: tuple[Row, ...]
     gate: "Gate | None" = None
-    details: Mapping[str, Any] = field(default_factory=dict)  # "tuned", "calibration", "verdict", "ood", "bracket"
+    details: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # "tuned", "calibration", "verdict", "review", …, if present
     artifacts: Mapping[str, str] = field(default_factory=dict)
     seconds: Mapping[str, float] | None = None  # None: not part of the JSON
 
@@ -110,6 +112,11 @@ class Result:
     def verdict(self) -> Sequence[str]:
         """Whether a posterior helps, in sentences."""
         return self.details.get("verdict", {}).get("text", ())
+
+    @property
+    def review(self) -> Mapping[str, Any] | None:
+        """The test rows to look at first, if they were asked for."""
+        return self.details.get("review")
 
     def reproducible(self) -> Self:
         """The part that is the same for the same inputs: no times, no folders."""

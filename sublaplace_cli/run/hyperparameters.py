@@ -78,13 +78,13 @@ def noise_is_from_train(posterior: PosteriorSpec) -> bool:
 
 
 def with_noise(run: Run, train_outputs: Tensor | None) -> Likelihood:
-    """The likelihood with σ₀²: a number from the spec, or the residual mean square of the training or test rows."""
+    """The likelihood with σ₀²: a number from the spec, or the residual mean square of the rows of a split."""
     likelihood, asked = run.unit_likelihood, run.project.spec.posterior.noise_variance
     if likelihood.noise_variance is None:
         return likelihood
     if isinstance(asked, (int, float)):
         return likelihood.with_noise(float(asked))
-    name = "train" if noise_is_from_train(run.project.spec.posterior) else "test"
+    name = getattr(asked, "from_", "train")
     targets = run.targets(name)
     if targets is None:
         raise UserError(f"posterior.noise_variance: the {name} rows have no targets to take it from")
@@ -95,5 +95,5 @@ def with_noise(run: Run, train_outputs: Tensor | None) -> Likelihood:
     if name == "train":
         return likelihood.with_noise(max(mean_square, NOISE_FLOOR))
     if mean_square <= 0:
-        raise UserError("posterior.noise_variance: the residuals of the test rows are all 0", hint="give a number")
+        raise UserError(f"posterior.noise_variance: the residuals of the {name} rows are all 0", hint="give a number")
     return likelihood.with_noise(mean_square)

@@ -152,6 +152,9 @@ class OutputOptions:
     predictions: Annotated[File, Text("write mean and std of each test row (.csv, .jsonl, .safetensors)", "FILE")] = (
         None
     )
+    review: Annotated[
+        int | None, Text("list the N test rows that the first method is most uncertain of: look at these first", "N")
+    ] = None
     plot: Annotated[File, Text("draw the result (.png, .svg or .pdf; needs the extra [plot])", "FILE")] = None
     plot_kind: Annotated[
         str | None,

@@ -133,8 +133,7 @@ def split_names(job: Job, project: Project, with_train: bool) -> list[str]:
     names = [*(["train"] if with_train else []), *needed, *(name for name in welcome if _has(project, name))]
     if with_train:
         names += _held_out(job, project)
-    if getattr(posterior.noise_variance, "from_", None) == "test":
-        names.append("test")
+    names += filter(None, [getattr(posterior.noise_variance, "from_", None)])
     if job.command == "evaluate":
         names += list(project.spec.data.ood_sets)
     return list(dict.fromkeys(names))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..catalog import CALIBRATED
 from ..core.gaussian import Gaussian
 from ..core.jacobian.rows import Jacobian
 from ..core.linalg import row_products
@@ -95,6 +96,8 @@ class _Tuner:
             + ("" if sigma2 is None else f", noise variance {sigma2:.4g}")
             + f"; {criterion} {best.start_value:.6g} → {best.value:.6g}"
         )
+        if not by_nll:
+            self._warn_of_a_perfect_fit()
         if best.at_a_bound:
             self.run.reporter.warn(f"the best {criterion} is at a bound: the data do not determine this number")
         begun = {"prior_precision": 1.0, "noise_variance": start.noise_variance, criterion: best.start_value}
@@ -106,6 +109,16 @@ class _Tuner:
             "start": begun,
             "bounds": bounds,
         }
+
+    def _warn_of_a_perfect_fit(self) -> None:
+        """Where all training rows are right, the evidence wants larger and larger logits, and so a wide prior."""
+        outputs, targets = Gaussian.certain(self.rows.train.jacobian.outputs), self.run.targets("train")
+        log_p = self.start.likelihood.log_probabilities(outputs)
+        if log_p is not None and targets is not None and bool((log_p.argmax(1) == targets).all()):
+            self.run.reporter.warn(
+                f"marglik is no guide here: the network classifies all {len(targets)} training rows correctly. Compare "
+                f"with --rescale {CALIBRATED}"
+            )
 
     def _inside(self) -> Tensor:
         """Mask of the parameters to tune for (p,)."""

@@ -189,6 +189,63 @@ def test_a_temperature_is_fitted_in_folds(tool: Tool, make) -> None:
     assert result["references"][1]["nll"] == pytest.approx(expected.mean(), abs=1e-4)
 
 
+def test_the_noise_of_held_out_rows(tool: Tool, make) -> None:
+    """The residuals of training rows are too small; those of validation rows are not."""
+    project = make("regression", rows=ROWS)
+    spec = project.spec["data"]
+    spec["splits"] |= {"test": {"rows": "22:60"}, "validation": {"rows": "60:"}}
+    project.use(data=spec, posterior={"noise_variance": {"from": "validation"}})
+    result = tool("evaluate", *options(project, "--json"), cwd=project.folder).json()
+    x, y = project.tensors()
+    residual = y[60:] - project.model.double()(x[60:]).detach()
+    assert result["noise_variance"] == pytest.approx(float(residual.square().mean()), rel=1e-9)
+    fitted = tool("fit", "--k", K, "--dtype", "float64", "--json", cwd=project.folder).json()
+    assert fitted["noise_variance"] == result["noise_variance"]
+
+
+def test_marglik_is_no_guide_to_a_network_that_knows_its_training_rows(tool: Tool, make) -> None:
+    project = make("binary", rows=ROWS)
+    project.use(posterior={"prior_precision": "marglik"})
+    warning = "marglik is no guide here"
+    assert warning not in tool("evaluate", "--k", K, cwd=project.folder).err
+    known = (project.model(project.tensors()[0].float()).detach() > 0).long()
+    project.y[:22] = known[:22].numpy()
+    assert 0 < project.y[:22].sum() < 22
+    project.write_csv("data.csv", ["a", "b", "c", "y0"], np.hstack([project.x, project.y]))
+    err = tool("evaluate", "--k", K, cwd=project.folder).err
+    assert f"{warning}: the network classifies all 22 training rows correctly" in err
+    assert "--rescale calibrated" in err
+
+
+def test_the_rows_to_look_at_first(tool: Tool, larger: Project) -> None:
+    """In the order of their uncertainty, with and without targets, from a posterior alone, too."""
+    result = tool("evaluate", *options(larger, "--review", 7, "--json"), cwd=larger.folder).json()
+    review, c = result["review"], result["rows"][0]["rescale"]
+    f, covariance, y = dense(larger)
+    if larger.task == "regression":
+        uncertain = (c * covariance[:, 0, 0] + NOISE).sqrt()
+        assert [row["total_std"] for row in review["rows"]] == pytest.approx(
+            uncertain.sort(descending=True)[0][:7].tolist()
+        )
+    else:
+        uncertain = 1 - reference.class_probabilities(larger.task, f, c * covariance).amax(1)
+        assert {"predicted", "entropy", "mutual_information", "confidence"} <= review["rows"][0].keys()
+    order = uncertain.argsort(descending=True)[:7]
+    assert [row["row"] for row in review["rows"]] == (22 + order).tolist()
+    assert [row["target"] for row in review["rows"]] == pytest.approx(y[order].flatten().tolist())
+    for kind in ("table", "markdown"):
+        text = tool("evaluate", *options(larger, "--review", 7, "--format", kind), cwd=larger.folder).out
+        assert f"test rows that gradient (k = {K}) is most uncertain of:" in text
+    path = tool("fit", *options(larger, "--json"), cwd=larger.folder).json()["artifacts"][
+        "posterior-gradient-k12-calibrated"
+    ]
+    served = tool(
+        "evaluate", "--posterior", path, "--dtype", "float64", "--review", 3, "--json", cwd=larger.folder
+    ).json()
+    assert [row["row"] for row in served["review"]["rows"]] == (22 + order[:3]).tolist()
+    refused(tool("evaluate", "--review", 0, cwd=larger.folder), "--review 0 is not a positive integer")
+
+
 def test_draws_are_calibrated_too(tool: Tool, larger: Project) -> None:
     path = larger.folder / "draws.jsonl"
     run = tool("evaluate", *options(larger, "--samples", 400, "--predictions", path), cwd=larger.folder)

@@ -43,6 +43,7 @@ CHANGED = {
     "rescale": {"rescale": "hybrid"},
     "link": {"link": "probit"},
     "folds": {"folds": 3},
+    "review": {"review": 3},
     "full": {"full": "none"},
     "full_rows": {"full": "bracket", "full_rows": 7},
     "posterior": {"posterior": Path("p.safetensors")},

@@ -23,8 +23,9 @@ MOST_DRAWN = 5  # methods in a picture
 
 
 def by_set(predictions: Sequence[Prediction], known: Comparison) -> dict[str, Any]:
-    """The metrics of every set by its name; a row of the result has those of the hardest one."""
-    return {each.name: _one_set(predictions, each, replace(known, ood=(each,))) for each in known.ood}
+    """For the details of a result: the metrics of every set by its name. A row has those of the hardest one."""
+    found = {each.name: _one_set(predictions, each, replace(known, ood=(each,))) for each in known.ood}
+    return {"ood": found} if found else {}
 
 
 def _one_set(predictions: Sequence[Prediction], ood: OodSet, known: Comparison) -> dict[str, Any]:

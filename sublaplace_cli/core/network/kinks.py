@@ -79,8 +79,8 @@ class Watch(Generic[Measured]):
         self.seen: list[Measured] = []
 
     def look(self, z: Any, kinks: Kinks) -> None:
-        if not kinks or not isinstance(z, Tensor) or not z.is_floating_point():
-            return
+        if not kinks or not isinstance(z, Tensor) or not z.is_floating_point() or z.is_meta:
+            return  # an exported graph runs once without values before each new shape
         if z.ndim and len(z) == self.n_rows and z.numel() < MOST_UNITS * self.n_rows:
             self.seen.append(self.measure(len(self.seen), z.detach(), kinks))
 

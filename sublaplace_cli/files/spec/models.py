@@ -5,7 +5,7 @@ if it depends on another key, and a case to `tests/files/spec`.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
@@ -81,10 +81,13 @@ class ModelSpec(Part):
             yield Finding(("weights",), "this key is required, but missing (only build: {exported: ...} needs none)")
 
 
+HeldOut = Literal["test", "validation"]
+
+
 class NoiseFrom(Part):
     """The noise variance as the residual mean square of a split."""
 
-    from_: Annotated[Literal["test"], one_of(["test"])] = Field(alias="from")
+    from_: Annotated[HeldOut, one_of(get_args(HeldOut))] = Field(alias="from")
 
 
 class Tune(Part):
@@ -113,7 +116,7 @@ def _noise_variance(value: object) -> object:
     if value in ("auto", "marglik"):
         return value
     if not is_number(value):
-        raise refuse(wrong("'auto', 'marglik', a number above 0 or {from: test}", value))
+        raise refuse(wrong("'auto', 'marglik', a number above 0 or {from: test or validation}", value))
     return positive(value)
 
 
@@ -219,8 +222,10 @@ def _outputs_and_noise(raw: Mapping[str, Any], task: str, known: Task) -> Iterat
     elif is_set and task in tasks and not OUTPUTS[task, str(outputs)].one_noise:
         message = f"each row has its own noise variance, because outputs is {outputs}"
         yield Finding(("posterior", "noise_variance"), message)
-    elif mapping(noise).get("from") == "test" and mapping(data.get("splits")).get("test") is None:
-        yield Finding(("posterior", "noise_variance", "from"), "there is no split 'test'")
+    elif (split := mapping(noise).get("from")) in get_args(HeldOut) and mapping(data.get("splits")).get(
+        str(split)
+    ) is None:
+        yield Finding(("posterior", "noise_variance", "from"), f"there is no split '{split}'")
 
 
 class Spec(Part):

@@ -160,7 +160,9 @@ posterior: {prior_precision: 1e999}
 posterior: {prior_precision: {a: -1}}
     9:34: posterior.prior_precision.a: expected a number above 0, got the number -1
 posterior: {noise_variance: {from: train}}
-    9:36: posterior.noise_variance.from: expected 'test', got the text "train"
+    9:36: posterior.noise_variance.from: unknown value "train"; available: test, validation
+posterior: {noise_variance: {from: validation}}
+    9:36: posterior.noise_variance.from: there is no split 'validation'
 posterior: {noise_variance: {from: test}}
     9:36: posterior.noise_variance.from: there is no split 'test'
 posterior: {noise_variance: {from_: test}}

@@ -7,7 +7,7 @@ from typing import Any
 from ..results.result import Figures, OodScore, Result
 from .plots import COLOURS, Axes, Figure, plain_label
 
-BINS = 40
+BINS, AREAS_PER_LINE = 40, 2
 WIDE = 30.0  # ratio of the largest value to one that a tenth are below, from which on the axis is logarithmic
 TEST_COLOUR, LEAST_SHOWN = "0.55", 1e-6  # values below this share of the largest are drawn there on a logarithmic axis
 
@@ -30,8 +30,9 @@ def ood(_result: Result, figures: Figures) -> Figure:
 
 
 def _panel(axes: Axes, one: OodScore) -> None:
-    areas = ", ".join(f"{name} {value:.3f}" for name, value in one.auroc.items())
-    axes.set_title(plain_label(f"{one.method}\nAUROC: {areas}" if areas else one.method), fontsize=9)
+    areas = [f"{name} {value:.3f}" for name, value in one.auroc.items()]
+    lines = [", ".join(areas[i : i + AREAS_PER_LINE]) for i in range(0, len(areas), AREAS_PER_LINE)]
+    axes.set_title("\n".join(map(plain_label, [one.method, *(f"AUROC {line}" for line in lines)])), fontsize=8.5)
     axes.set_xlabel(one.score)
     if not one.values:
         axes.text(0.5, 0.5, "it has no variance", ha="center", transform=axes.transAxes, color="0.4")
@@ -50,6 +51,7 @@ def _panel(axes: Axes, one: OodScore) -> None:
     if is_log:
         axes.set_xscale("log")
     axes.grid(visible=True, color="0.9")
+    axes.set_axisbelow(True)
 
 
 def _edges(values: Sequence[float]) -> tuple[bool, list[float]]:

@@ -115,6 +115,7 @@ PICTURES = {
     "risk-coverage": "sublaplace_cli.render.plots:risk_coverage",
     "scatter": "sublaplace_cli.render.plots:scatter",
     "map": "sublaplace_cli.render.plots:layer_map",
+    "ood": "sublaplace_cli.render.histograms:ood",
 }
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 

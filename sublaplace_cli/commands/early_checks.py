@@ -34,6 +34,8 @@ def check_sweep(job: Job) -> None:
 def check_run(run: Run) -> None:
     """Checks that need the network and the data: choices, output files, pictures."""
     protect_inputs(run)
+    for name, split in run.splits.by_name.items():
+        run.passes.reader.check_row(run.passes.model, split, f"the {name} rows")
     for choice in run.choices:
         _check_choice(run, choice)
     _check_posterior(run)
@@ -42,6 +44,8 @@ def check_run(run: Run) -> None:
     kind = run.job.outputs.plot_kind
     if kind == "map" and run.choices and not any(choice.call.selects for choice in run.choices):
         raise UserError("--plot-kind map: no method of this evaluation chooses a sub-network")
+    if kind == "ood" and not run.project.spec.data.ood_sets:
+        raise UserError("--plot-kind ood: there is no split ood in the spec", hint="add data.splits.ood")
     if kind in ("calibration", "risk-coverage") and run.split("test").targets is None:
         raise UserError(f"--plot-kind {kind}: the test rows have no targets")
 

@@ -8,12 +8,12 @@ import torch
 
 from ..catalog import load
 from ..core.posterior.bounds import Bracket, bracket, require_not_larger
-from ..core.prediction import Absent, Comparison, Prediction
+from ..core.prediction import Absent, Comparison, OodSet, Prediction
 from ..files.artifacts.run_folder import file_stem
 from ..results.result import References, Result
 from ..run.input_files import oracle_outputs
 from ..run.job import Choice
-from ..run.posteriors.calibration import TEMPERATURE, calibrated, rivals
+from ..run.posteriors.calibration import TEMPERATURE, as_calibrated, calibrated, plain_rivals, rivals
 from ..run.posteriors.conformal import conformal_details, conformal_of_all
 from ..run.posteriors.cross_fitting import fold_problems, joined_folds
 from ..run.posteriors.fitting import paths, variant
@@ -24,10 +24,12 @@ from ..run.references.full import full_prediction
 from ..run.run import Run
 from ..run.selections import Chosen, select
 from .scoring.measuring import measured_row, setup_of
+from .scoring.ood import by_set
 from .scoring.review import review
 from .scoring.verdict import verdict
 
 DEFAULT_FULL_ROWS = 4000
+NO_OOD = "no split ood in the spec"
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Evaluation:
     result: Result
     predictions: tuple[Prediction, ...]
     known: Comparison
+    rivals: tuple[Prediction, ...] = ()  # shown beside them
 
 
 def evaluate(run: Run) -> Evaluation:
@@ -50,7 +53,7 @@ def evaluate(run: Run) -> Evaluation:
         targets=test.targets,
         oracle=oracle,
         std_full=None,
-        absent=Absent(full="--full none", oracle="no oracle in the spec"),
+        absent=Absent(full="--full none", oracle="no oracle in the spec", ood=NO_OOD),
     )
     parts = fold_problems(problem)
     full = None
@@ -72,10 +75,13 @@ def evaluate(run: Run) -> Evaluation:
     there = _held_out(problem, plain, chosen, known, full)
     predictions = tuple(calibrated(problem, own, there[own.name]) for own in plain)
     shown = [known.about_targets(rival) for rival in rivals(problem, predictions)]
+    compared = [*predictions, *shown]
     if run.job.posterior.conformal is not None:
-        judged = [*predictions, *shown, *([] if full is None else [full])]
+        judged = [*compared, *([] if full is None else [full])]
         known = replace(known, conformal=conformal_of_all(problem, judged, there))
-    return Evaluation(_result(problem, predictions, shown, known, full, bounds), predictions, known)
+    ood = [_ood_set(problem, split, chosen, known, compared, full) for split in run.project.spec.data.ood_sets]
+    known = replace(known, ood=tuple(ood))
+    return Evaluation(_result(problem, predictions, shown, known, full, bounds), predictions, known, tuple(shown))
 
 
 def _predictions(
@@ -115,6 +121,25 @@ def _held_out(
     full_there = full_prediction(problem, problem.held_out, known) if needs_full else None
     found = _predictions(problem, chosen, known, full_there, run.held_out)
     return {each.name: each for each in (*found, full_there) if each is not None}
+
+
+def _ood_set(
+    problem: Problem,
+    split: str,
+    chosen: Mapping[Choice, Chosen],
+    known: Comparison,
+    compared: Sequence[Prediction],
+    full_at_test: Prediction | None,
+) -> OodSet:
+    """Every method at rows unlike the training rows, with the factors of a calibration on all held-out rows."""
+    rows, name = problem.predicted(split), problem.run.project.spec.data.ood_sets[split]
+    full = None if full_at_test is None else full_prediction(problem, rows, known)
+    there = [*_predictions(problem, chosen, known, full, split), *plain_rivals(rows)]
+    by_name = {prediction.name: prediction.outputs for prediction in there}
+    outputs = {prediction.outputs: as_calibrated(prediction, by_name[prediction.name]) for prediction in compared}
+    if full is not None and full_at_test is not None:
+        outputs[full_at_test.outputs] = full.outputs
+    return OodSet(name, outputs)
 
 
 def full_rows(run: Run) -> int:
@@ -173,6 +198,8 @@ def _result(
     if judged := verdict([*predictions, *judged_too], shown, known):
         details["verdict"] = judged
     details |= review(run, predictions[0], known)
+    unlisted = [] if full is None or any(each.name == full.name for each in predictions) else [full]
+    details |= by_set([*predictions, *shown, *unlisted], known)
     if bounds is not None:
         details = {**details, "bracket": {"rows": full_rows(run), "sets": bounds.n_sets}}
     return Result(
@@ -202,7 +229,7 @@ def _calibration(run: Run, predictions: Sequence[Prediction]) -> dict[str, Any]:
 
 def _artifacts(run: Run, predictions: Sequence[Prediction]) -> dict[str, str]:
     """Artifacts in the folder that the result depends on, whether or not this command made them."""
-    splits = ("train", "test", run.job.selection.reference)
+    splits = ("train", "test", run.job.selection.reference, *run.project.spec.data.ood_sets)
     names = ["scores", *(f"jacobians-{run.stored_as(name)}" for name in splits)]
     for prediction in predictions:
         if prediction.k is not None:

@@ -135,7 +135,8 @@ class _Estimate:
             if choice.k is not None and run.job.command != "jacobians" and choice.call.method.pooled:
                 yield self._search(choice.k)
         if self.needs_full:
-            test = len(run.split("test")) * run.passes.n_outputs if run.job.command == "evaluate" else 0
+            predicted = ["test", *run.project.spec.data.ood_sets] if run.job.command == "evaluate" else []
+            test = max((len(run.split(name)) for name in predicted), default=0) * run.passes.n_outputs
             # The Gram matrix with its tiles, then the cross Gram matrix and the result of its solve.
             yield full_bytes(rows) + 8 * 2 * rows * test + 2 * self._tiles(GRAM_TILE_BYTES)
 

@@ -1,5 +1,6 @@
 """A method's prediction at the test rows, and the quantities that it is compared with."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -61,6 +62,15 @@ class Absent:
     full: str = "no full posterior was computed"
     oracle: str = "there is no oracle"
     conformal: str = "no conformal level was set"
+    ood: str = "there are no out-of-distribution rows"
+
+
+@dataclass(frozen=True)
+class OodSet:
+    """Rows unlike the training rows, and what each method predicts there."""
+
+    name: str
+    outputs: Mapping[Gaussian, Gaussian]  # by the outputs of the same prediction at the test rows
 
 
 @dataclass(frozen=True)
@@ -75,6 +85,7 @@ class Comparison:
     std_bounds: tuple[Tensor, Tensor] | None = None  # of the full posterior, if only bounds are known
     full_ipv: float | None = None
     conformal: Conformal | None = None
+    ood: tuple[OodSet, ...] = ()
     absent: Absent = field(default_factory=Absent)
 
     def about_targets(self, prediction: Prediction) -> Prediction:

@@ -19,6 +19,7 @@ PICTURE_HEADINGS = {
     "risk-coverage": "Risk of the most certain rows",
     "scatter": "σ of each method against σ of the full posterior",
     "map": "Parameters of each sub-network, by layer",
+    "ood": "Test rows and out-of-distribution rows",
 }
 PAGE_STYLE = """
 :root { color-scheme: light; }

@@ -118,13 +118,15 @@ def _method(axes: Axes, rows: Sequence[Row], metric: str, number: int, log: bool
     """All rows of one method: a line over k, a hollow marker if it has no choice of k, or a horizontal line."""
     method, values = rows[0].method, [row.values[metric] or 0.0 for row in rows]
     if method == FULL or _k(rows[0]) is None:
-        axes.axhline(values[0], color=_colour(number), linestyle=DASHES[number % len(DASHES)], label=_plain(method))
+        axes.axhline(
+            values[0], color=_colour(number), linestyle=DASHES[number % len(DASHES)], label=plain_label(method)
+        )
         return
     ks, known = [_k(row) or 0 for row in rows], METHODS.get(method)
     fixed_k = method.startswith(NAMES_PREFIX) if known is None else known.kind == "selector" and not known.takes_k
     hollow: dict[str, Any] = {"marker": "D", "markerfacecolor": "none", "markersize": 9, "linestyle": "none"}
     plain: dict[str, Any] = {"markersize": 5, "linewidth": 1.6}
-    axes.plot(ks, values, label=_plain(method), **{**_style(number), **(hollow if fixed_k else plain)})
+    axes.plot(ks, values, label=plain_label(method), **{**_style(number), **(hollow if fixed_k else plain)})
     pairs = [(value, row.error(metric) or 0.0) for value, row in zip(values, rows, strict=True)]
     if not any(error for _, error in pairs):
         return
@@ -165,7 +167,7 @@ def _bracket(axes: Axes, rows: Sequence[Row], methods: list[str]) -> None:
         low, high = row.value("w2_low"), row.value("w2_high")
         if low is not None and high is not None and row.k is not None:
             colour = _colour(methods.index(row.method))
-            axes.vlines(row.k, low, high, color=colour, linewidth=3, label=_plain(f"{row.method} (bracket)"))
+            axes.vlines(row.k, low, high, color=colour, linewidth=3, label=plain_label(f"{row.method} (bracket)"))
 
 
 def calibration(_result: Result, figures: Figures) -> Figure:
@@ -174,7 +176,7 @@ def calibration(_result: Result, figures: Figures) -> Figure:
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="0.6", linewidth=1, label="perfect")
     for number, line in enumerate(figures.calibration):
-        axes.plot(line.x, line.y, label=_plain(line.label), markersize=4, linewidth=1.4, **_style(number))
+        axes.plot(line.x, line.y, label=plain_label(line.label), markersize=4, linewidth=1.4, **_style(number))
     _finish_square(axes, 1.01, "Calibration on the test rows", figures.calibration_axes)
     return figure
 
@@ -187,7 +189,7 @@ def risk_coverage(_result: Result, figures: Figures) -> Figure:
     for number, line in enumerate(lines):
         step = max(1, len(line.x) // 8)  # between markers, which start elsewhere on each line
         axes.plot(
-            line.x, line.y, label=_plain(line.label), markersize=4.5, linewidth=1.4, **_style(number),
+            line.x, line.y, label=plain_label(line.label), markersize=4.5, linewidth=1.4, **_style(number),
             markevery=(step * (number + 1) // (len(lines) + 1), step),
         )  # fmt: skip
     ends = [line.y[-1] for line in lines]
@@ -208,7 +210,7 @@ def scatter(_result: Result, figures: Figures) -> Figure:
     figure = Figure(figsize=(7.2, 5), layout="constrained")
     axes = figure.subplots()
     for number, cloud in enumerate(figures.scatter):
-        axes.scatter(cloud.x, cloud.y, label=_plain(cloud.label), s=10, alpha=0.6, linewidths=0, **_style(number))
+        axes.scatter(cloud.x, cloud.y, label=plain_label(cloud.label), s=10, alpha=0.6, linewidths=0, **_style(number))
     # Equal axes up to the largest σ_full, so that outliers do not squeeze the other points.
     top = 1.05 * max((max(cloud.x) for cloud in figures.scatter), default=1.0) or 1.0
     beyond = sum(value > top for cloud in figures.scatter for value in cloud.y)
@@ -239,8 +241,8 @@ def layer_map(_result: Result, figures: Figures) -> Figure:
         for j, label in enumerate(labels):
             colour = "white" if shares[i][j] < 0.5 else "black"
             axes.text(j, i, f"{chosen[label]:,}", ha="center", va="center", fontsize=7, color=colour)
-    axes.set_yticks(range(len(layers)), [_plain(f"{name}  ({size:,})") for name, size, _ in layers], fontsize=8)
-    axes.set_xticks(range(len(labels)), [_plain(label).replace(" (", "\n(") for label in labels], fontsize=8)
+    axes.set_yticks(range(len(layers)), [plain_label(f"{name}  ({size:,})") for name, size, _ in layers], fontsize=8)
+    axes.set_xticks(range(len(labels)), [plain_label(label).replace(" (", "\n(") for label in labels], fontsize=8)
     figure.colorbar(image, ax=axes, label="share of the layer's parameters")
     axes.set_title("Parameters of each sub-network, by layer", fontsize=10)
     return figure
@@ -260,7 +262,7 @@ def _grouped(figures: Figures) -> list[tuple[str, int, Counter[str]]]:
         depth -= 1
 
 
-def _plain(label: str) -> str:
+def plain_label(label: str) -> str:
     """A label as text: a pair of `$` would be a formula."""
     return visible(label).replace("$", r"\$")
 

@@ -28,9 +28,15 @@ class Metric:
     definition: str
     column: Column | None = None  # None: only in JSON, JSON lines, CSV and TSV
     per_row: bool = False  # a mean over rows, with a standard error NAME_se
-    needs: Literal["oracle", "bracket", "conformal"] | None = None  # "bracket": only if the full posterior is bounded
+    needs: Literal["oracle", "bracket", "conformal", "ood"] | None = (
+        None  # "bracket": only if the full posterior is bounded
+    )
     nominal: float = NOMINAL  # the value that a "nominal" metric should have
     module: str = "sublaplace_cli.core.metrics"  # of the function that computes it, which has the same name
+
+
+def _ood(name: str, better: Literal["lower", "higher"], definition: str, column: Column | None = None) -> Metric:
+    return Metric(name, better, definition, column, needs="ood", module="sublaplace_cli.core.ood.metrics")
 
 
 # In the order of the text table; a JSON row has those that need a bracket last.
@@ -72,6 +78,12 @@ _TABLE = (
         per_row=True,
         needs="conformal",
     ),
+    _ood("ood_auroc_std", "higher", "AUROC of σ, out-of-distribution rows against test rows", Column(17)),
+    _ood("ood_auroc_entropy", "higher", "AUROC of the entropy of the classes, likewise", Column(18)),
+    _ood("ood_auroc_mi", "higher", "AUROC of the mutual information of class and parameters, likewise", Column(16)),
+    _ood("ood_fpr95_std", "lower", "share of out-of-distribution rows that pass by σ where 95 % of the test rows do"),
+    _ood("ood_fpr95_entropy", "lower", "the same by the entropy of the classes"),
+    _ood("ood_fpr95_mi", "lower", "the same by the mutual information of class and parameters"),
 )
 METRICS = {metric.name: metric for metric in _TABLE}
 # By metric: its name, followed by NAME_se if the standard error has its own column.

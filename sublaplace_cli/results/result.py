@@ -218,6 +218,16 @@ class LayerShare:
 
 
 @dataclass(frozen=True)
+class OodScore:
+    """A score of one method at the test rows and at each set of out-of-distribution rows."""
+
+    method: str
+    score: str  # label of its axis
+    values: Mapping[str, Sequence[float]]  # by set of rows, the test rows first; empty if the method has no such score
+    auroc: Mapping[str, float]  # by set
+
+
+@dataclass(frozen=True)
 class Figures:
     """Data of the pictures, in addition to the rows of the result."""
 
@@ -228,6 +238,7 @@ class Figures:
     scatter: Sequence[Series]  # σ_full and σ
     layers: Sequence[LayerShare]
     missing: Mapping[str, str]  # why a picture cannot be drawn, by its kind
+    ood: Sequence[OodScore] = ()
 
 
 Answer = Result | Listing

@@ -169,7 +169,11 @@ class OutputOptions:
     plot: Annotated[File, Text("draw the result (.png, .svg or .pdf; needs the extra [plot])", "FILE")] = None
     plot_kind: Annotated[
         str | None,
-        Text("curves (the default), calibration, risk-coverage, scatter or map; with --plot", "KIND", tuple(PICTURES)),
+        Text(
+            "curves (the default), calibration, risk-coverage, scatter, map or ood; with --plot",
+            "KIND",
+            tuple(PICTURES),
+        ),
     ] = None
     report: Annotated[File, Text("one HTML file with table, pictures, gate and provenance (extra [plot])", "FILE")] = (
         None

@@ -71,8 +71,9 @@ class PredictedRows:
     @cached_property
     def f(self) -> Tensor:
         """Outputs of the network (M, C); by plain passes if no method needs gradients here."""
-        needed = self.split == "test" or self.run.calibrates or self.run.job.posterior.conformal is not None
-        return self.jacobian.outputs if needed and self.run.job.needs_gradients else self.run.outputs(self.split)
+        for_temperature_alone = self.split == "validation" and not self.run.needs_held_out_rows
+        needs_gradients = self.run.job.needs_gradients and not for_temperature_alone
+        return self.jacobian.outputs if needs_gradients else self.run.outputs(self.split)
 
     @property
     def targets(self) -> Tensor | None:

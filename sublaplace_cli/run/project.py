@@ -16,6 +16,7 @@ from ..errors import UserError
 from ..files.artifacts.atomic import digest_of, digest_of_files
 from ..files.artifacts.run_folder import fingerprint
 from ..files.networks.loading import Network, NetworkSource, load_network
+from ..files.spec.data import OOD
 from ..files.spec.loading import LoadedSpec
 from ..files.spec.models import ModelSpec, Spec
 from ..results.metric_table import METRIC_VERSION
@@ -97,6 +98,8 @@ def identity_of(
     spec, chosen = project.spec, job.selection
     described = spec.model_dump(mode="json", by_alias=True)
     described.pop("gate")  # it checks numbers and changes none
+    if not spec.data.ood_sets and described["data"]["splits"]:
+        described["data"]["splits"].pop(OOD)  # so that other specs keep their run folders and baselines
     if described["model"].get("weights"):
         described["model"]["weights"].pop("path", None)  # its content counts, not its name
     prior = spec.posterior.prior_precision
@@ -166,6 +169,8 @@ def split_names(job: Job, project: Project, with_train: bool) -> list[str]:
                 "--conformal needs rows of its own: the spec has no split 'validation'", hint=ADD_VALIDATION
             )
         names.append("validation")
+    if job.command == "evaluate":
+        names += list(project.spec.data.ood_sets)
     return list(dict.fromkeys(names))
 
 

@@ -81,6 +81,11 @@ class Run:
         return self.rescale == CALIBRATED
 
     @property
+    def needs_held_out_rows(self) -> bool:
+        """Whether methods predict held-out rows, and not only the test rows."""
+        return self.calibrates or self.job.posterior.conformal is not None
+
+    @property
     def fitted_rescale(self) -> str:
         """The rescaling that is fitted to training rows; a calibration is applied to finished predictions."""
         return "none" if self.calibrates else self.rescale

@@ -21,6 +21,8 @@ METHODS = ("--method", "gradient,last-k,neural-linear,norm,map", "--k", "5,10,20
 @pytest.mark.parametrize("task", ["regression", "binary", "multiclass"])
 def test_every_picture_of_every_task(tool: Tool, make, kind: str, task: str) -> None:
     project = make(task, 3 if task == "multiclass" else 1)
+    project.spec["data"]["splits"] = {"train": {"rows": "0:22"}, "test": {"rows": "22:27"}, "ood": {"rows": "27:"}}
+    project.save()
     words = ("evaluate", *METHODS, "--plot", "a.svg", "--plot-kind", kind)
     run = tool(*words, cwd=project.folder)
     assert run.code == 0, run.err
@@ -84,6 +86,7 @@ def test_curves_of_a_sweep_and_of_a_bracket(tool: Tool, project: Project) -> Non
         (["--plot", "a.png", "--plot-kind", "maps"], ["maps", "did you mean 'map'"]),
         (["--plot", "a.png", "--plot-kind", "scatter", "--full", "none"], ["--full exact"]),
         (["--plot", "a.png", "--plot-kind", "map", "--method", "norm"], ["chooses a sub-network"]),
+        (["--plot", "a.png", "--plot-kind", "ood"], ["no split ood", "data.splits.ood"]),
         (["--report", "a.pdf"], [".html"]),
         (["--plot", "no/a.png"], ["no folder"]),
         (["--plot", "/proc/a.png"], ["cannot be written here"]),
@@ -157,7 +160,8 @@ def test_a_report_is_one_file_with_everything_in_it(tool: Tool, project: Project
     ):
         assert part in said, part
     images = [attrs["src"] for tag, attrs in page.tags if tag == "img"]
-    assert len(images) == len(PICTURES)
+    assert len(images) == len(PICTURES) - 1
+    assert "Not drawn: no split ood in the spec." in said
     assert all(source.startswith("data:image/svg+xml;base64,") for source in images)
     assert not [tag for tag, _ in page.tags if tag in ("script", "link", "iframe")]
     assert "http" not in re.sub(r"base64,[A-Za-z0-9+/=]+", "", text)

@@ -19,7 +19,13 @@ from sublaplace_cli.results.metric_table import METRICS
 from sublaplace_cli.results.result import Figures, LayerShare, Series
 from sublaplace_cli.results.sweep import combine
 
-MISSING = {"calibration": "no <b>", "risk-coverage": "no <b>", "scatter": "no full posterior", "map": "none"}
+MISSING = {
+    "calibration": "no <b>",
+    "risk-coverage": "no <b>",
+    "scatter": "no full posterior",
+    "map": "none",
+    "ood": "none",
+}
 NO_PICTURES = Figures(("x", "y"), [], "risk", [], [], [], MISSING)
 
 
@@ -120,7 +126,8 @@ def test_missing_numbers_are_explained_once():
 def test_a_sweep_names_its_runs():
     sweep = combine([("a.pt", 1), ("b.pt", 1)], [result(row(w2=0.5))] * 2)
     layers, line = [LayerShare("0.weight", 4, {"a": 3})], Series("a", [0.5, 1.0], [0.1, 0.2])
-    text, _ = report(sweep, dataclasses.replace(NO_PICTURES, risk_coverage=[line], layers=layers, missing={}))
+    missing = {"ood": "none"}
+    text, _ = report(sweep, dataclasses.replace(NO_PICTURES, risk_coverage=[line], layers=layers, missing=missing))
     assert "run b.pt, seed 1" in text
     assert text.count("Of the first run, a.pt.") == 4
     assert text.count("src='data:image/svg+xml;base64,") == 5

@@ -17,7 +17,7 @@ import sublaplace_cli
 from sublaplace_cli.catalog import PICTURES, load
 from sublaplace_cli.plain_text import visible
 from sublaplace_cli.render.plots import COLOURS, _grouped, _style, curves, picture
-from sublaplace_cli.results.result import Figures, LayerShare, Series
+from sublaplace_cli.results.result import Figures, LayerShare, OodScore, Series
 from sublaplace_cli.results.sweep import combine
 
 AXES = ("nominal coverage of the targets", "empirical coverage")
@@ -27,6 +27,7 @@ def figures(**more) -> Figures:
     line = Series("gradient (k = 5)", [0.1, 0.5], [0.2, 3.0])
     drawn = {"calibration": [line], "risk_coverage": [line], "scatter": [line]}
     drawn["layers"] = [LayerShare("0.weight", 4, {"gradient (k = 5)": 3})]
+    drawn["ood"] = [OodScore("gradient (k = 5)", "σ", {"test": [0.1, 0.2], "far": [0.3, 9.0]}, {"far": 0.75})]
     return Figures(**{"calibration_axes": AXES, "risk_label": "error rate", "missing": {}, **drawn, **more})
 
 
@@ -140,6 +141,33 @@ def test_a_scatter_counts_what_lies_outside():
     assert axes.get_xlim() == axes.get_ylim() == (0, pytest.approx(0.525))
 
 
+def shares(patch, edges: int) -> list[float]:
+    """Heights of a histogram's bins from its outline."""
+    return [y for _, y in patch.get_xy()][1 : 2 * edges : 2]
+
+
+@pytest.mark.parametrize(
+    ("test", "far", "scale"),
+    [
+        ([0.1, 0.2, 0.2, 0.3], [0.2, 0.4], "linear"),
+        ([0.1, 0.2, 0.2, 0.3], [50.0, 90.0], "log"),
+        ([0.0, 0.2], [50.0, 90.0], "log"),
+        ([0.0, 0.0], [0.0], "linear"),
+        ([0.3, 0.3], [0.3], "linear"),
+        ([1e-300], [1e300], "log"),
+    ],
+)
+def test_histograms_hold_every_row(test, far, scale):
+    scores = [OodScore("a", "σ", {"test": test, "far": far}, {"far": 0.9}), OodScore("map", "σ", {}, {})]
+    first, second = load(PICTURES["ood"])(result(row()), figures(ood=scores)).axes
+    assert first.get_xscale() == scale
+    assert labels(first) == ["test rows", "far"]
+    for patch in first.patches:
+        assert sum(shares(patch, 40)) == pytest.approx(1)
+    assert "far 0.900" in first.get_title()
+    assert [text.get_text() for text in second.texts] == ["it has no variance"]
+
+
 def test_no_two_lines_look_the_same():
     styles = [tuple(_style(i).values()) for i in range(40)]
     assert len(set(styles)) == 40
@@ -173,7 +201,8 @@ HOSTILE_LABELS = [
 def test_labels_are_text(kind, label):
     line = Series(label, [0.1, 0.5], [0.2, 3.0])
     share = LayerShare(f"{label}.weight", 4, {label: 3})
-    drawn = figures(calibration=[line], risk_coverage=[line], scatter=[line], layers=[share])
+    score = OodScore(label, "σ", {"test": [0.1], label: [0.2]}, {label: 1.0})
+    drawn = figures(calibration=[line], risk_coverage=[line], scatter=[line], layers=[share], ood=[score])
     found = result(row(label, w2=0.5, w2_low=0.1, w2_high=0.4, mean_std=1.0))
     content = picture(load(PICTURES[kind])(found, drawn), "svg").decode()
     ElementTree.fromstring(content)

@@ -124,6 +124,7 @@ def test_the_columns_for_people():
         *("checkpoint", "seed", "method", "k", "rescale", "remainder", "mean_std", "w2", "w2_se", "w2_low", "w2_high"),
         *("w2_relative", "rank", "coverage95", "coverage95_total", "retained", "nll", "rmse", "crps", "accuracy"),
         *("ece", "brier", "aurc", "conformal_coverage", "conformal_size"),
+        *("ood_auroc_std", "ood_auroc_entropy", "ood_auroc_mi"),
     ) == SHOWN
     assert {key: value for key, value in HIDDEN_AT.items() if value is not None} == {
         "rescale": 1.0,
@@ -132,7 +133,8 @@ def test_the_columns_for_people():
     }
     assert (
         *("w2_se", "aurc", "crps", "rmse", "brier", "mean_std", "coverage95_total", "w2", "ece", "remainder"),
-        *("retained", "rescale", "accuracy", "coverage95", "nll", "rank", "conformal_coverage", "conformal_size"),
+        *("retained", "rescale", "accuracy", "coverage95", "nll", "rank", "conformal_coverage", "ood_auroc_mi"),
+        *("conformal_size", "ood_auroc_std", "ood_auroc_entropy"),
     ) == DROPPED_FIRST
 
 

@@ -11,6 +11,7 @@ from ...core.ranks import risk_coverage
 from ...results.result import Figures, LayerShare, Series
 from ..evaluate import Evaluation
 from ..select import layer_counts
+from .ood import ood_scores
 
 MOST_POINTS = 2000  # per method in a scatter plot: more would only overlap
 LINE_POINTS = 400  # of a line, at most
@@ -35,6 +36,9 @@ def figures_of(evaluation: Evaluation, layout: Layout) -> Figures:
     subnets = [prediction for prediction in predictions if prediction.indices is not None]
     if not subnets:
         missing["map"] = "no method of this evaluation chooses a sub-network"
+    told_apart = ood_scores(predictions, evaluation.rivals, known)
+    if not told_apart:
+        missing["ood"] = "no method of this evaluation has a variance" if known.ood else known.absent.ood
     return Figures(
         calibration_axes=known.likelihood.calibration_axes,
         calibration=calibration,
@@ -43,6 +47,7 @@ def figures_of(evaluation: Evaluation, layout: Layout) -> Figures:
         scatter=scatter,
         layers=_layers(layout, subnets),
         missing=missing,
+        ood=told_apart,
     )
 
 

@@ -1,7 +1,7 @@
 """From a prediction to a row of the result: every metric of the table."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -30,19 +30,19 @@ def setup_of(run: Run, n_train: int, noise_variance: float | None, prior_precisi
     )
 
 
-def measured_row(prediction: Prediction, known: Comparison) -> Row:
-    """All metrics of one prediction, with the reasons for those that are missing."""
+def measured_row(prediction: Prediction, known: Comparison, metrics: Iterable[Metric] = METRICS.values()) -> Row:
+    """The metrics of one prediction, with the reasons for those that are missing."""
     functions = _functions()
     values: dict[str, float | None] = {}
     why: dict[str, str] = {}
-    for metric in METRICS.values():
+    for metric in metrics:
         if metric.needs == "bracket" and known.std_bounds is None:
             continue
         for name, value in _values(metric, functions[metric.name], prediction, known).items():
             values[name] = value if isinstance(value, float) else None
             if isinstance(value, str):
                 why[name] = value
-    if prediction.own_mean and values["w2"] is not None:
+    if prediction.own_mean and values.get("w2") is not None:
         why["w2"] = "its mean is another one: the spreads alone are compared"
     return Row(prediction.method, prediction.k, values, why)
 

@@ -60,6 +60,7 @@ def _named_source(
         return load(name)
 
     inputs, target = _wanted(request, names)
+    target = target if request.with_targets else None
     needed = dict.fromkeys([*(name for _, name in labelled(inputs)), *filter(None, [target])])
     held = sum(map(known_size, needed))
     refuse_if_larger(held, request.memory, str(request.path))

@@ -16,7 +16,7 @@ import numpy as np
 from ... import catalog
 from ...errors import UserError
 from ..reading import reason_of
-from ..spec.data import ArraysSpec, ColumnsSpec, DataSpec, SplitSpec, SplitsSpec
+from ..spec.data import ArraysSpec, ColumnsSpec, DataSpec, SplitSpec
 from ..spec.models import Spec
 from . import transforms
 from .images import image_files
@@ -63,7 +63,7 @@ def require_extra(format_name: str) -> None:
 def data_files(data: DataSpec, resolve: Resolve, names: Sequence[str] | None = None) -> list[Path]:
     """Every file that the splits (or those called `names`) read, for hashing."""
     # train needs no entry: it defaults to all rows of data.path
-    defined = [name for name, split in data.splits or SplitsSpec() if split or (name == "train" and data.path)]
+    defined = [*(["train"] if data.path else []), *data.named_splits]
     origins = dict.fromkeys(origin_of(data, name) for name in names or defined)
     paths = dict.fromkeys(_path(data, origin, resolve) for origin in origins)
     if data.format == "imagefolder":
@@ -133,17 +133,19 @@ def _read_sources(
     train = origin_of(data, "train")
     has_path = (_split_spec(data, train).path or data.path) is not None
     training_path = _path(data, train, resolve) if needs_train and has_path else None
-    read: dict[tuple[Path, str], Source] = {}
+    read: dict[tuple[Path, str, bool], Source] = {}
     sources = {}
     for origin in origins:
         path = _path(data, origin, resolve)
         arrays = _split_spec(data, origin).arrays or data.arrays
-        key = path, repr(arrays)
+        with_targets = origin not in data.ood_sets
+        key = path, repr(arrays), with_targets
         if key not in read:
             left = memory - sum(source.held for source in read.values())
             training = None if path == training_path else training_path
             allowed = partial(_require_allowed, resolve)
-            read[key] = _read(data.format, ReadRequest(path, data.columns, arrays, training, left, allowed))
+            request = ReadRequest(path, data.columns, arrays, training, left, allowed, with_targets)
+            read[key] = _read(data.format, request)
         sources[origin] = read[key]
     return sources
 
@@ -153,12 +155,12 @@ def _require_allowed(resolve: Resolve, path: Path) -> None:
 
 
 def _split_spec(data: DataSpec, name: str) -> SplitSpec:
-    return getattr(data.splits, name, None) or SplitSpec()
+    return data.named_splits.get(name) or SplitSpec()
 
 
 def origin_of(data: DataSpec, name: str) -> str:
     """The split whose rows `name` uses, through `same_as`, which never leads in a circle."""
-    split: SplitSpec | None = getattr(data.splits, name, None)
+    split = data.named_splits.get(name)
     if split is None and name == "reference":
         return origin_of(data, "train")
     if split is None and name != "train":

@@ -26,7 +26,7 @@ def read_imagefolder(request: ReadRequest) -> Source:
     files = image_files(request.path)
     for file in files:
         request.require_allowed(file)
-    targets = _class_numbers(request, files)
+    targets = _class_numbers(request, files) if request.with_targets else None
     width, height = _common_size(files, Image)
     refuse_if_larger(3 * width * height * len(files), request.memory, f"{request.path}: {len(files)} images")
     images: np.ndarray = np.empty((len(files), height, width, 3), dtype=np.uint8)

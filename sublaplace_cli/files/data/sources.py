@@ -29,6 +29,7 @@ class ReadRequest:
     training_path: Path | None  # only if it is another file: then this one may lack the target
     memory: int
     require_allowed: Callable[[Path], object] = lambda path: None  # refuses a link that leads out of the folder
+    with_targets: bool = True  # False: those in the file are not read, so they may be anything
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,11 @@ class Picked:
 
 def pick_columns(request: ReadRequest, table: Columns, columns_of: Callable[[Path], Columns]) -> Picked:
     """The input and target columns of `table`; `columns_of` reads those of the training file, if it is another one."""
+    picked = _picked(request, table, columns_of)
+    return picked if request.with_targets else replace(picked, targets=[])
+
+
+def _picked(request: ReadRequest, table: Columns, columns_of: Callable[[Path], Columns]) -> Picked:
     spec = request.columns
     if request.training_path is None:
         return _pick(spec, table)
@@ -84,7 +89,7 @@ def pick_columns(request: ReadRequest, table: Columns, columns_of: Callable[[Pat
     if table.names != training.names and table.names and training.names:
         inputs = [table.find(training.names[position]) for position in wanted.inputs]
         targets = [name for position in wanted.targets if (name := training.names[position]) in table.positions]
-        if 0 < len(targets) < len(wanted.targets):
+        if request.with_targets and 0 < len(targets) < len(wanted.targets):
             hint = "include all of them or none"
             raise UserError(f"{table.path} has some of the target columns of {training.path}, but not all", hint=hint)
         return Picked(table, inputs, list(map(table.find, targets)))

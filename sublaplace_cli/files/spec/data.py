@@ -1,5 +1,6 @@
 """The `data` section of the spec as typed, frozen records."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args
 
@@ -11,6 +12,8 @@ from . import values
 from .part import Finding, Part, refuse, refused, wrong
 
 SplitName = Literal["train", "test", "reference", "validation"]
+OOD = "ood"  # the split of rows unlike the training rows; one of several sets is called ood.NAME
+OOD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
 
 TABLE_FORMATS = ("csv", "parquet", "npy")
 ARRAY_FORMATS = ("npz", "safetensors")
@@ -143,11 +146,39 @@ class SplitSpec(Part):
             yield Finding(("same_as",), f"same_as excludes other keys; remove {', '.join(others)}", at_key=True)
 
 
+class OodSpec(SplitSpec):
+    """Rows unlike the training rows. Their targets, if there are any, are not read."""
+
+    @classmethod
+    def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
+        yield from super().rules(raw)
+        if raw.get("same_as") is not None:
+            yield Finding(("same_as",), "rows of another split are not out of distribution", at_key=True)
+        elif all(raw.get(key) is None for key in ("path", "rows", "indices")):
+            yield Finding(("path",), "this key is required, but missing (or give it rows or indices of its own)")
+
+
+def _ood(value: object) -> object:
+    """One set, or several by name."""
+    if not isinstance(value, Mapping) or not _is_named(value):
+        return OodSpec.model_validate(value)
+    expected = "expected a name of at most 40 letters, digits and _, with no digit first"
+    if wrong_names := [Finding((name,), expected, at_key=True) for name in value if not OOD_NAME.fullmatch(str(name))]:
+        raise refused(*wrong_names)
+    return dict(zip(value, values.each(OodSpec.model_validate, value.items()), strict=True))
+
+
+def _is_named(raw: Mapping[str, Any]) -> bool:
+    """Whether these are several sets of rows by name, not the keys of one."""
+    return any(isinstance(part, (Mapping, Part)) for part in raw.values()) and not OodSpec.model_fields.keys() & raw
+
+
 class SplitsSpec(Part):
     train: SplitSpec | None = None
     test: SplitSpec | None = None
     reference: SplitSpec | None = None
     validation: SplitSpec | None = None
+    ood: Annotated[OodSpec | dict[str, OodSpec], values.by_hand(_ood)] | None = None
 
     @classmethod
     def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
@@ -179,19 +210,41 @@ class DataSpec(Part):
     transforms: list[Annotated[Transform, values.by_hand(_transform)]] = Field(default_factory=list)
     splits: SplitsSpec | None = None
 
+    @property
+    def named_splits(self) -> dict[str, SplitSpec]:
+        """The splits of the spec, each set of out-of-distribution rows as one, in the order of `SplitsSpec`."""
+        parts = {name: split for name, split in self.splits or SplitsSpec() if split is not None}
+        return {".".join(where): split for where, split in _flat(parts).items()}
+
+    @property
+    def ood_sets(self) -> dict[str, str]:
+        """The name of each set of out-of-distribution rows, by that of its split."""
+        named = {name: split for name, split in self.named_splits.items() if isinstance(split, OodSpec)}
+        return {name: name.removeprefix(f"{OOD}.") for name in named}
+
     @classmethod
     def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
         named = values.mapping(raw.get("splits"))
-        splits = {name: values.mapping(split) for name, split in named.items() if split is not None}
+        parts = {name: values.mapping(split) for name, split in named.items() if split is not None}
+        splits = {where: values.mapping(split) for where, split in _flat(parts).items()}
         restricted: dict[tuple[str, ...], tuple[str, ...]] = {("columns",): TABLE_FORMATS, ("arrays",): ARRAY_FORMATS}
-        restricted |= {("splits", name, key): ARRAY_FORMATS for name in splits for key in ("arrays", "indices")}
+        restricted |= {("splits", *where, key): ARRAY_FORMATS for where in splits for key in ("arrays", "indices")}
         form = raw.get("format")
         for location, formats in restricted.items():
-            section = raw if len(location) == 1 else splits[location[1]]
+            section = raw if len(location) == 1 else splits[location[1:-1]]
             if form in tuple(DATA_FORMATS) and form not in formats and section.get(location[-1]) is not None:
                 listed = " and ".join(formats)
                 yield Finding(location, f"only for the formats {listed}, but format is {form}", at_key=True)
-        without = [name for name, split in splits.items() if not (split.get("path") or split.get("same_as"))]
+        without = [where for where, split in splits.items() if not (split.get("path") or split.get("same_as"))]
         if raw.get("path") is None and (without or not splits):
-            reason = f" (split '{without[0]}' has no path)" if without else ""
+            reason = f" (split '{'.'.join(without[0])}' has no path)" if without else ""
             yield Finding(("path",), f"this key is required, but missing{reason}")
+
+
+def _flat(parts: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
+    """The splits by their location, those of several named sets one by one."""
+    flat: dict[tuple[str, ...], Any] = {}
+    for name, part in parts.items():
+        is_several = name == OOD and isinstance(part, Mapping) and _is_named(part)
+        flat |= {(name, str(own)): split for own, split in part.items()} if is_several else {(name,): part}
+    return flat

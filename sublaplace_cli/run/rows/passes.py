@@ -35,24 +35,34 @@ class InputReader:
         """Try one row: token ids must stay integers, a table of whole numbers must not."""
         dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
         as_stored, as_floats = cls(device, dtype, False), cls(device, dtype, True)
-        failures = []
-        for reader in (as_stored, as_floats):
-            try:
-                with torch.no_grad():
-                    outputs(model, reader(split, 0, 1))
-                return reader
-            except SublaplaceError:
-                raise
-            except Exception as error:  # a user's forward may raise anything; it is reported below
-                failures.append(error)
-        shapes = [str(tuple(tensor.shape)) for tensor in parts_of(as_floats(split, 0, 1))]
+        if as_stored._failure(model, split) is None:
+            return as_stored
+        as_floats.check_row(model, split, "the data")
+        return as_floats
+
+    def check_row(self, model: nn.Module, split: Split, where: str) -> None:
+        """Refuse rows that the model cannot take, before any computation; `where` they are is part of the message."""
+        failure = self._failure(model, split)
+        if failure is None:
+            return
+        shapes = [str(tuple(tensor.shape)) for tensor in parts_of(self(split, 0, 1))]
         raise UserError(
             [
-                f"the model cannot take a row of the data: {type(failures[-1]).__name__}: {failures[-1]}",
+                f"the model cannot take a row of {where}: {type(failure).__name__}: {failure}",
                 f"one row has the shape {' and '.join(shapes)}, with the row axis first",
             ],
             hint="check model.build.args (for an mlp: in = number of input columns), the data columns and transforms",
         )
+
+    def _failure(self, model: nn.Module, split: Split) -> Exception | None:
+        try:
+            with torch.no_grad():
+                outputs(model, self(split, 0, 1))
+        except SublaplaceError:
+            raise
+        except Exception as error:  # a user's forward may raise anything
+            return error
+        return None
 
     def __call__(self, split: Split, start: int, stop: int) -> Inputs:
         return self._tensors(split.inputs(slice(start, stop)))

@@ -11,7 +11,8 @@ import pytest
 from files.data.data_cases import COLUMNS, X, Y, load, refusal, train, whole
 
 from sublaplace_cli.errors import UserError
-from sublaplace_cli.files.data.datasets import require_extra
+from sublaplace_cli.files.data.datasets import data_files, require_extra
+from sublaplace_cli.files.spec.data import DataSpec
 
 
 def test_all_formats_give_the_same_numbers(folder: Path) -> None:
@@ -131,6 +132,49 @@ def test_measured_targets_are_two_dimensional(folder: Path) -> None:
 
 
 # --- extras ----------------------------------------------------------------------------------------------
+
+
+OOD_FILES: dict[str, Any] = {
+    "csv": {"format": "csv", "path": "d.csv", "columns": COLUMNS},
+    "npz": {"format": "npz", "path": "d.npz"},
+    "npz with names": {"format": "npz", "path": "d.npz", "arrays": {"input": "x", "target": "y"}},
+}
+
+
+@pytest.mark.parametrize("kind", OOD_FILES)
+def test_targets_of_ood_rows_are_not_read(folder: Path, kind: str) -> None:
+    """They may be words, missing, not finite, of another length, or classes that nobody knows."""
+    far = X[:5] + 9
+    lines = [",".join([*(repr(float(value)) for value in row), "cat"]) for row in far]
+    (folder / "far.csv").write_text("\n".join(["a,b,c,y", *lines]) + "\n")
+    np.savez(folder / "far.npz", x=far, y=[np.nan, np.inf])
+    np.savez(folder / "bare.npz", x=far)
+    (folder / "bare.csv").write_text("\n".join(["c,b,a", *(line.rpartition(",")[0] for line in lines)]) + "\n")
+    data, suffix = OOD_FILES[kind], OOD_FILES[kind]["format"]
+    sets = {"far": {"path": f"far.{suffix}", "rows": "1:"}, "bare": {"path": f"bare.{suffix}"}}
+    names = ("train", "ood.far", "ood.bare")
+    standardise = {"input": "from-train", "target": "from-train"}
+    splits = load(folder, names, splits={"train": {"rows": ":12"}, "ood": sets}, standardise=standardise, **data)
+    assert all(splits[name].targets is None for name in names[1:])
+    expected = (far - X[:12].mean(0)) / X[:12].std(0)
+    np.testing.assert_allclose(whole(splits["ood.far"]), expected[1:], rtol=1e-12)
+    order = [2, 1, 0] if suffix == "csv" else [0, 1, 2]
+    np.testing.assert_allclose(
+        whole(splits["ood.bare"]), ((far[:, order]) - X[:12].mean(0)) / X[:12].std(0), rtol=1e-12
+    )
+
+
+def test_ood_rows_of_the_training_file(folder: Path) -> None:
+    splits = {"train": {"rows": ":12"}, "test": {"rows": "12:15"}, "ood": {"rows": "15:"}}
+    found = load(folder, ("train", "test", "ood"), format="csv", path="d.csv", columns=COLUMNS, splits=splits)
+    np.testing.assert_array_equal(whole(found["ood"]), X[15:])
+    assert found["ood"].targets is None
+    assert found["test"].targets is not None
+    message = refusal(folder, "ood", format="csv", path="d.csv", columns=COLUMNS, splits={"ood": {"path": "no.csv"}})
+    assert "data.splits.ood.path" in message
+    sets = {"a": {"path": "d.csv"}, "b": {"path": "d.npy"}}
+    spec = DataSpec.model_validate({"format": "csv", "path": "d.csv", "splits": {"ood": sets}})
+    assert data_files(spec, lambda value, _: folder / value) == [folder / "d.csv", folder / "d.npy"]
 
 
 def test_missing_extras_are_named_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

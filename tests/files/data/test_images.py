@@ -52,6 +52,14 @@ def test_classes_are_numbered_by_the_training_folder(pictures: Path) -> None:
     assert "class 'cow' is not among" in refusal(pictures, "test", splits=splits, **IMAGES)
 
 
+def test_ood_images_may_be_of_any_class(pictures: Path) -> None:
+    (pictures / "q").mkdir()
+    (pictures / "p" / "cat").rename(pictures / "q" / "digit")
+    ood = load(pictures, ("ood",), splits={"train": {}, "ood": {"path": "q"}}, **IMAGES)["ood"]
+    assert ood.targets is None
+    assert len(ood) == 2
+
+
 def test_wrong_images_are_explained(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
 

@@ -11,7 +11,7 @@ import pytest
 from spec_texts import MINIMAL, changed, load, with_data
 
 from sublaplace_cli.errors import UserError
-from sublaplace_cli.files.spec.data import FixedMeanStd, Normalise, Permute, Scale
+from sublaplace_cli.files.spec.data import DataSpec, FixedMeanStd, Normalise, Permute, Scale
 from sublaplace_cli.files.spec.loading import find_spec
 from sublaplace_cli.files.spec.models import NoiseFrom, Spec
 
@@ -168,6 +168,25 @@ def test_other_models(tmp_path: Path, line: str) -> None:
 )
 def test_other_data(tmp_path: Path, line: str) -> None:
     load(tmp_path, with_data(line))
+
+
+@pytest.mark.parametrize(
+    ("ood", "names"),
+    [
+        ("{path: b.csv, n: 3}", ["ood"]),
+        ("{rows: '4:'}", ["ood"]),
+        ("{ood: {path: b.csv}}", ["ood.ood"]),
+        ("{near: {path: b.csv}, train: {path: c.csv, rows: '0:9'}}", ["ood.near", "ood.train"]),
+        ("", []),
+    ],
+)
+def test_one_set_of_ood_rows_or_several_by_name(tmp_path: Path, ood: str, names: list[str]) -> None:
+    data = load(tmp_path, with_data(f"splits: {{test: {{rows: '2:'}}, ood: {ood}}}")).spec.data
+    assert list(data.ood_sets) == names
+    assert list(data.ood_sets.values()) == [name.removeprefix("ood.") for name in names]
+    assert list(data.named_splits) == ["test", *names]
+    again = DataSpec.model_validate(data.model_dump(by_alias=True))
+    assert again == data
 
 
 def test_arrays_and_paths_of_splits(tmp_path: Path) -> None:

@@ -133,6 +133,26 @@ splits: {train: {}, reference: {same_as: test}}
     9:44: data.splits.reference.same_as: there is no split 'test'
 splits: {train: {same_as: test}, test: {same_as: train}}
     9:29: data.splits.train.same_as: same_as leads in a circle: train -> test -> train
+splits: {train: {same_as: ood}, ood: {path: b.csv}}
+    9:29: data.splits.train.same_as: unknown value "ood"; available: reference, test, train, validation
+splits: {ood: {}}
+    9:17: data.splits.ood.path: this key is required, but missing (or give it rows or indices of its own)
+splits: {ood: b.csv}
+    9:17: data.splits.ood: expected a mapping, got the text "b.csv"
+splits: {ood: {pt: b.csv}}
+    9:18: data.splits.ood.pt: unknown key; did you mean 'path'? available: arrays, indices, n, path, rows, same_as, seed
+splits: {ood: {near: {n: 3}}}
+    9:24: data.splits.ood.near.path: this key is required, but missing (or give it rows or indices of its own)
+splits: {ood: {near: {path: b.csv}, far: c.csv}}
+    9:44: data.splits.ood.far: expected a mapping, got the text "c.csv"
+splits: {ood: {near: {path: b.csv, seed: -1}}}
+    9:44: data.splits.ood.near.seed: expected a number of at least 0, got the number -1
+splits: {ood: {'a b': {path: b.csv}}}
+    9:18: data.splits.ood.a b: expected a name of at most 40 letters, digits and _, with no digit first
+splits: {ood: {same_as: train}}
+    9:18: data.splits.ood.same_as: rows of another split are not out of distribution
+splits: {ood: {near: {path: b.csv, arrays: {input: x}}}}
+    9:38: data.splits.ood.near.arrays: only for the formats npz and safetensors, but format is csv
 """
 
 # a line added at the top level (line 9, from column 1), and the problem it gives

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..catalog import FULL, TASKS
+from ..catalog import FULL, task_of
 from ..core.combined_pass import prepare_combined
 from ..core.jacobian.blocks import COLUMN_PANEL, stored_bytes
 from ..core.jacobian.capture import SAMPLE_ROWS, Capture
@@ -64,14 +64,15 @@ class _Estimate:
 
     def hessian(self) -> dict[str, Any]:
         """The cost of all outputs of the training rows and of random combinations of them, if there are many."""
-        run, passes, train = self.run, self.run.passes, self.run.split("train")
-        if passes.sampled is None and not (TASKS[run.project.spec.task].softmax and passes.n_outputs > EXACT_OUTPUTS):
+        passes, train, spec = self.run.passes, self.run.split("train"), self.run.project.spec
+        is_softmax = task_of(spec.task, spec.outputs).softmax
+        if passes.sampled is None and not (is_softmax and passes.n_outputs > EXACT_OUTPUTS):
             return {}
         if passes.sampled is not None:
             combined = passes.sampled.capture
         else:
             sample = passes.reader.evenly_spaced(train, SAMPLE_ROWS)
-            combined = prepare_combined(passes.capture, DEFAULT_SAMPLED, sample, run.memory)
+            combined = prepare_combined(passes.capture, DEFAULT_SAMPLED, sample, self.run.memory)
         used = "exact" if passes.sampled is None else "sampled"
         costs = {"exact": _row_costs(passes.capture, len(train)), "sampled": _row_costs(combined, len(train))}
         return {"hessian": used, **{f"hessian_{name}": cost for name, cost in costs.items()}}
@@ -103,7 +104,7 @@ class _Estimate:
                 matrices = subnet_bytes(k, self.rows, natural_form(k, self.rows))
                 files[variant(file_stem("posterior", name, k), run.rescale)] = matrices + 16 * k
             if evaluates:
-                files[variant(file_stem("predictions", name, k), run.rescale)] = test
+                files[variant(file_stem("predictions", name, k), run.fitted_rescale)] = test
         if self.needs_full:
             files[file_stem("posterior", FULL, p)] = full_bytes(self.rows)
         if evaluates and run.job.compares_with_full:
@@ -113,12 +114,14 @@ class _Estimate:
     @property
     def needs_full(self) -> bool:
         """Whether the full posterior of the training rows is also fitted."""
-        job = self.run.job
+        run, job = self.run, self.run.job
         if job.command == "evaluate" and job.compares_with_full:
             return True
-        if any(choice.call.method.needs_full or choice.retain is not None for choice in self.run.choices):
+        if any(choice.call.is_full or choice.retain is not None for choice in run.choices):
             return True
-        return self.fits and self.run.rescale != "none"
+        if run.calibrates:  # by targets instead
+            return False
+        return any(choice.call.method.needs_full for choice in run.choices) or (self.fits and run.rescale != "none")
 
     def peak(self) -> int:
         """Memory of the process now, plus what stays in memory, plus the largest step."""

@@ -141,9 +141,10 @@ def test_torchrun_gives_the_result_of_one_process(tool: Tool, tmp_path: Path) ->
         assert mine[f"{name}.safetensors"] == theirs[f"{name}.safetensors"], name
 
 
-def test_rows_at_a_kink_are_those_of_one_process(tool: Tool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("classes", [0, 40], ids=["regression", "sampled classes"])
+def test_rows_at_a_kink_are_those_of_one_process(tool: Tool, tmp_path: Path, classes: int) -> None:
     """Each rank uses float64 in some of its rows; the first one names them all."""
-    project = kink_project(tmp_path / "p")
+    project = kink_project(tmp_path / "p", classes)
     choice = ("evaluate", "--method", "gradient", "--k", "7", "--json")
     alone = tool(*choice, "--run-dir", tmp_path / "alone", cwd=project.folder)
     two = leader(ranks(2, *choice, "--run-dir", tmp_path / "two", cwd=project.folder))

@@ -284,7 +284,12 @@ def test_calibration(tmp_path: Path, validation: Any) -> None:
     if validation is not None:
         with_splits(project, test={"rows": "22:50"}, validation=validation)
     methods = "gradient,norm,constant,full,diagonal"
-    result = run(project, method=methods, k="20", rescale="calibrated")
+    options = {"method": methods, "k": "20", "rescale": "calibrated"}
+    planned = run(project, dry_run=True, **options)["files"]
+    result = run(project, **options)
+    assert set(planned) == {path.stem for path in project.folder.glob("run/*.safetensors")}
+    alone = run(project, dry_run=True, method="norm", rescale="calibrated", full="none", run_dir=project.folder / "b")
+    assert not [name for name in alone["files"] if "full" in name]
     plain = run(project, method="gradient", k="20", run_dir=project.folder / "plain")
     assert result["calibration"]["split"] == ("test" if validation is None else "validation")
     by_method = {row["method"]: row for row in result["rows"]}

@@ -8,7 +8,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from ...catalog import TASKS
+from ...catalog import task_of
 from ...core.combined_pass import prepare_combined
 from ...core.jacobian.rows import aligned
 from ...core.likelihoods import Likelihood
@@ -59,7 +59,7 @@ def sampled_passes(
 ) -> SampledPasses | None:
     """Passes for the rows of Ω, if the spec, or the number of classes, asks for others than for all outputs."""
     asked, C = spec.posterior.hessian, passes.n_outputs
-    if asked == "exact" or not TASKS[spec.task].softmax or (asked is None and C <= EXACT_OUTPUTS):
+    if asked == "exact" or not task_of(spec.task, spec.outputs).softmax or (asked is None and C <= EXACT_OUTPUTS):
         return None
     count = DEFAULT_SAMPLED if asked is None else asked.sampled
     if asked is None:

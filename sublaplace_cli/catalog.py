@@ -88,6 +88,7 @@ OUTPUTS = {
 
 CALIBRATED = "calibrated"  # by targets of held-out rows; the other rescalings are fitted to the full posterior
 RESCALES = ("none", "scale", "hybrid", CALIBRATED)
+GROUPINGS = ("class",)  # rows that have their own conformal quantile
 LINKS = ("integral", "mean-field", "probit")  # from uncertain logits to class probabilities
 
 FORMATS = {

@@ -6,6 +6,7 @@ Imports nothing from the package. Ω is formed as a p × p matrix, gradients by 
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -324,3 +325,42 @@ def classification_metrics(task, y, f, covariance):
         "signed_ece": float((top - correct).mean()),
         **selective_metrics(1 - top, 1 - correct),
     }
+
+
+def conformal_quantile(scores, level):
+    """The smallest of the scores that at least (n + 1)·level of them do not exceed, by counting; none: infinity."""
+    enough = Fraction(str(level)) * (len(scores) + 1)
+    reached = [s for s in scores if sum(other <= s for other in scores) >= enough]
+    return min(reached, default=math.inf)
+
+
+def conformal_intervals(f, total, y, f_new, total_new, level):
+    """(quantiles (T,), lower, upper (M, T)) from held-out rows with their targets, one target at a time."""
+    quantiles = [
+        conformal_quantile([abs(float(y[i, t] - f[i, t])) / float(total[i, t]) for i in range(len(f))], level)
+        for t in range(f.shape[1])
+    ]
+    half = torch.stack([quantiles[t] * total_new[:, t] for t in range(f.shape[1])], 1)
+    return quantiles, f_new - half, f_new + half
+
+
+def ranked_classes(p):
+    """Classes of one row from the most to the least probable; of equal ones the lower number first."""
+    return sorted(range(len(p)), key=lambda c: (-float(p[c]), c))
+
+
+def adaptive_score(p, c):
+    """Probability of the classes that rank higher than c in one row."""
+    ranked, exact = ranked_classes(p), [Fraction(float(own)) for own in p]
+    return sum(exact[other] for other in ranked[: ranked.index(c)]) / sum(exact)
+
+
+def conformal_sets(p, y, p_new, level, by_class=False):
+    """(quantiles, a set of classes for each new row); by class: a quantile for each, from its own rows."""
+    scores = [adaptive_score(p[i], int(y[i])) for i in range(len(p))]
+    if by_class:
+        own = [[s for s, label in zip(scores, y, strict=True) if int(label) == c] for c in range(p.shape[1])]
+        quantiles = [conformal_quantile(some, level) for some in own]
+    else:
+        quantiles = [conformal_quantile(scores, level)] * p.shape[1]
+    return quantiles, [{c for c in range(len(row)) if adaptive_score(row, c) <= quantiles[c]} for row in p_new]

@@ -51,6 +51,7 @@ _EVALUATE = (
         "baseline",
     ),
     *("max_regression", "significant", "posterior", "samples", "retain", "rescale", "folds", "link"),
+    *("conformal", "conformal_by"),
 )
 
 
@@ -95,6 +96,7 @@ COMMANDS = {
             "sublaplace evaluate --method gradient,greedy --k 50,200,1000 --plot curves.png --report report.html",
             "sublaplace evaluate --k 500 --fail-if 'w2 > 0.1' --baseline main.json --max-regression nll=2%",
             "sublaplace evaluate --checkpoint 'runs/*.pt' --k 500 --format markdown",
+            "sublaplace evaluate --k 500 --conformal 0.9 --predictions intervals.csv",
         ),
     ),
 }

@@ -31,6 +31,7 @@ ONE_OF = {
     "full": ("exact", "none", "bracket"),
     "rescale": catalog.RESCALES,
     "link": catalog.LINKS,
+    "conformal_by": catalog.GROUPINGS,
     "split": ("train", "test", "reference", "all"),
     "format": ("auto", *catalog.FORMATS),
 }
@@ -49,6 +50,7 @@ FIXED_BY_POSTERIOR = (
     "full_rows",
 )
 AUTO = "auto"
+LEAST_LEVEL = 0.001
 DEFAULT_RETAIN = 0.9
 Options = TypeVar("Options")
 
@@ -119,6 +121,7 @@ def _check(settings: Settings) -> None:
                 f"-o {path}: no format belongs to this suffix",
                 hint=f"use one of {', '.join(FORMAT_OF_SUFFIX)}, or --format",
             )
+    _check_conformal(settings)
     _check_samples(settings)
     _check_pictures(settings)
     predictions = settings.predictions
@@ -127,6 +130,20 @@ def _check(settings: Settings) -> None:
     for name in FIXED_BY_POSTERIOR if settings.posterior is not None else ():
         if getattr(settings, name) != getattr(Settings, name):  # its default
             raise UserError(f"{_flag(name)} has no effect with --posterior: leave {_flag(name)} out")
+
+
+def _check_conformal(settings: Settings) -> None:
+    level = settings.conformal
+    if level is None and settings.conformal_by is not None:
+        raise UserError(
+            "--conformal-by needs --conformal",
+            hint=f"for example: --conformal 0.9 --conformal-by {settings.conformal_by}",
+        )
+    if level is not None and not LEAST_LEVEL <= level < 1:
+        raise UserError(
+            f"--conformal {level:g} is out of range",
+            hint=f"expected a share of the targets such as 0.95, at least {LEAST_LEVEL:g} and less than 1",
+        )
 
 
 def _check_samples(settings: Settings) -> None:

@@ -1,13 +1,19 @@
 """Checks of the options and the run before any computation."""
 
+import numpy as np
+
 from ..catalog import load_check
 from ..core.selectors import SelectorFacts
+from ..core.tuning.conformal import least_rows
 from ..errors import UserError
 from ..files.networks.imports import load_function
 from ..run.job import Choice, Job
 from ..run.output_files import check_predictions, protect_inputs
+from ..run.project import ADD_VALIDATION
 from ..run.run import Run
 from .sweep import is_sweep
+
+MOST_CLASSES_NAMED = 5
 
 
 def check_sweep(job: Job) -> None:
@@ -32,6 +38,8 @@ def check_run(run: Run) -> None:
     for choice in run.choices:
         _check_choice(run, choice)
     _check_posterior(run)
+    if run.job.posterior.conformal is not None:
+        _check_conformal(run, run.job.posterior.conformal, run.job.posterior.conformal_by)
     kind = run.job.outputs.plot_kind
     if kind == "map" and run.choices and not any(choice.call.selects for choice in run.choices):
         raise UserError("--plot-kind map: no method of this evaluation chooses a sub-network")
@@ -65,6 +73,8 @@ def _check_posterior(run: Run) -> None:
         raise UserError(f"--link is for classes: the task is {run.project.spec.task}")
     if run.calibrates and run.job.posterior.posterior is None:
         run.check_held_out(f"--rescale {run.rescale}")
+    if hasattr(run.project.spec.posterior.prior_precision, "tune") and run.job.posterior.posterior is None:
+        run.check_held_out("posterior.prior_precision")
     if run.link == "probit" and run.passes.n_outputs > 1:
         run.reporter.note(
             "--link probit: the probabilities depend on a constant that softmax ignores; integral and mean-field do not"
@@ -77,3 +87,26 @@ def _check_posterior(run: Run) -> None:
         )
     if run.job.command == "fit" and any(call.is_full for call in calls) and asked.rescale not in (None, "none"):
         raise UserError("--rescale is for sub-networks: the full posterior leaves nothing out")
+
+
+def _check_conformal(run: Run, level: float, by: str | None) -> None:
+    """It needs rows of its own with targets, enough for a finite quantile: with fewer, a region is everything."""
+    origins, split = run.splits.origins, run.split("validation")
+    for other in ("train", "test"):
+        if origins["validation"] == origins[other]:
+            raise UserError(f"--conformal: the validation rows are the {other} rows", hint=ADD_VALIDATION)
+    if split.targets is None:
+        raise UserError("--conformal: the validation rows have no targets to compare with")
+    if by is not None and run.link is None:
+        raise UserError(f"--conformal-by {by} is for classes: the task is {run.project.spec.task}")
+    counts = {"": len(split)}
+    if by is not None:
+        per_class = np.bincount(split.targets, minlength=max(2, run.passes.n_outputs))
+        counts = {f" of class {label}": int(count) for label, count in enumerate(per_class)}
+    few = [f"{count}{whose}" for whose, count in counts.items() if count < least_rows(level)]
+    if few:
+        raise UserError(
+            f"--conformal {level:g} needs at least {least_rows(level)} validation rows"
+            f"{'' if by is None else f' of each {by}'}, there are {', '.join(few[:MOST_CLASSES_NAMED])}",
+            hint="lower the level, or add rows to data.splits.validation",
+        )

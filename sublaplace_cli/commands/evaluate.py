@@ -7,16 +7,19 @@ from typing import Any
 import torch
 
 from ..catalog import load
+from ..core.gaussian import Gaussian
 from ..core.posterior.bounds import Bracket, bracket, require_not_larger
 from ..core.prediction import Absent, Comparison, OodSet, Prediction
 from ..files.artifacts.run_folder import file_stem
 from ..results.result import References, Result
 from ..run.input_files import oracle_outputs
 from ..run.job import Choice
-from ..run.posteriors.calibration import TEMPERATURE, at_other_rows, calibrated, plain_rivals, rivals
+from ..run.posteriors.calibration import TEMPERATURE, at_other_rows, calibrated, rivals
+from ..run.posteriors.conformal import conformal_details, conformal_of_all
+from ..run.posteriors.cross_fitting import fold_problems, joined_folds
 from ..run.posteriors.fitting import paths, variant
 from ..run.posteriors.predictions import predict
-from ..run.problem import PredictedRows, Problem, open_problem
+from ..run.problem import Problem, open_problem
 from ..run.references import ReferenceInputs
 from ..run.references.full import full_prediction
 from ..run.run import Run
@@ -53,30 +56,42 @@ def evaluate(run: Run) -> Evaluation:
         std_full=None,
         absent=Absent(full="--full none", oracle="no oracle in the spec", ood=NO_OOD),
     )
-    full = known.about_targets(full_prediction(problem, test, known)) if run.job.predicts_with_full else None
+    parts = fold_problems(problem)
+    full = None
+    if run.job.predicts_with_full:
+        each = [full_prediction(own, own.predicted("test"), known) for own in (problem, *parts)]
+        full = known.about_targets(joined_folds(*each))
     if full is not None and full.freedom is not None and run.job.compares_with_full:
         known = replace(known, std_full=full.std, full_ipv=known.ipv(full.freedom))
     subnets = [choice for choice in run.choices if choice.call.selects]
     chosen = select(problem, subnets) if subnets else {}
-    plain = _predictions(problem, test, chosen, known, full)
+    whole, *by_fold = (_predictions(own, chosen, known, full) for own in (problem, *parts))
+    plain = tuple(joined_folds(*each) for each in zip(whole, *by_fold, strict=True))
     _check_theorem_1(problem, plain, full)
     bounds = _bounds(problem, plain)
     if bounds is not None:
         absent = replace(known.absent, full="--full bracket: it lies between w2_low and w2_high")
         low, high = (each.sqrt()[:, problem.means] for each in (bounds.low, bounds.high))
         known = replace(known, std_bounds=(low, high), absent=absent)
-    predictions = _calibrated(problem, plain, chosen, known)
+    there = _held_out(problem, plain, chosen, known, full)
+    predictions = tuple(calibrated(problem, own, there[own.name]) for own in plain)
     shown = [known.about_targets(rival) for rival in rivals(problem, predictions)]
-    compared = [*predictions, *shown]
-    ood = [_ood_set(problem, split, chosen, known, compared, full) for split in run.project.spec.data.ood_sets]
-    known = replace(known, ood=tuple(ood))
+    judged = [*predictions, *shown, *([] if full is None else [full])]
+    if run.job.posterior.conformal is not None:
+        known = replace(known, conformal=conformal_of_all(problem, judged, there))
+    known = replace(known, ood=_ood_sets(problem, chosen, known, judged))
     return Evaluation(_result(problem, predictions, shown, known, full, bounds), predictions, known, tuple(shown))
 
 
 def _predictions(
-    problem: Problem, rows: PredictedRows, chosen: Mapping[Choice, Chosen], known: Comparison, full: Prediction | None
+    problem: Problem,
+    chosen: Mapping[Choice, Chosen],
+    known: Comparison,
+    full: Prediction | None,
+    split: str = "test",
 ) -> tuple[Prediction, ...]:
-    """Of every choice at these rows, in the order asked for."""
+    """Of every choice at the rows of a split, in the order asked for."""
+    rows = problem.predicted(split)
     predictions: dict[Choice, Prediction] = {}
     for path in paths(list(chosen.values())):
         made = predict(problem, path, rows, known)
@@ -89,37 +104,43 @@ def _predictions(
     return tuple(known.about_targets(predictions[choice]) for choice in problem.run.choices)
 
 
-def _calibrated(
-    problem: Problem, plain: tuple[Prediction, ...], chosen: Mapping[Choice, Chosen], known: Comparison
-) -> tuple[Prediction, ...]:
-    run, held_out = problem.run, plain
-    if not run.calibrates and not any(prediction.method == TEMPERATURE for prediction in plain):
-        return plain
-    if run.held_out != "test":
-        rows = problem.predicted(run.held_out)
-        needs_full = any(choice.call.is_full for choice in run.choices)
-        full = full_prediction(problem, rows, known) if needs_full else None
-        held_out = _predictions(problem, rows, chosen, known, full)
-    return tuple(calibrated(problem, own, there) for own, there in zip(plain, held_out, strict=True))
-
-
-def _ood_set(
+def _held_out(
     problem: Problem,
-    split: str,
+    plain: tuple[Prediction, ...],
     chosen: Mapping[Choice, Chosen],
     known: Comparison,
-    compared: Sequence[Prediction],
-    full_at_test: Prediction | None,
-) -> OodSet:
-    """Every method at rows unlike the training rows, with the factors of a calibration on all held-out rows."""
-    rows, name = problem.predicted(split), problem.run.project.spec.data.ood_sets[split]
-    full = None if full_at_test is None else full_prediction(problem, rows, known)
-    there = [*_predictions(problem, rows, chosen, known, full), *plain_rivals(rows)]
-    by_name = {prediction.name: prediction.outputs for prediction in there}
-    outputs = {prediction.outputs: at_other_rows(prediction, by_name[prediction.name]) for prediction in compared}
-    if full is not None and full_at_test is not None:
-        outputs[full_at_test.outputs] = full.outputs
-    return OodSet(name, outputs)
+    full: Prediction | None,
+) -> dict[str, Prediction]:
+    """Every method at the held-out rows, by name, before a calibration; at the test rows if no others are needed."""
+    run, conformal = problem.run, problem.run.job.posterior.conformal is not None
+    needed = conformal or run.calibrates or any(prediction.method == TEMPERATURE for prediction in plain)
+    if not needed or run.held_out == "test":
+        return {prediction.name: prediction for prediction in plain}
+    needs_full = (conformal and full is not None) or any(choice.call.is_full for choice in run.choices)
+    full_there = full_prediction(problem, problem.held_out, known) if needs_full else None
+    found = _predictions(problem, chosen, known, full_there, run.held_out)
+    return {each.name: each for each in (*found, full_there) if each is not None}
+
+
+def _ood_sets(
+    problem: Problem, chosen: Mapping[Choice, Chosen], known: Comparison, judged: Sequence[Prediction]
+) -> tuple[OodSet, ...]:
+    """Every prediction at the rows of each set."""
+    sets = problem.run.project.spec.data.ood_sets
+    test = {each.outputs: each.comparable for each in judged}
+    if sets and problem.hyperparameters.by_fold:  # priors that differ by fold would disturb the order of the rows
+        test = _common(problem, chosen, known, judged, "test")
+    return tuple(OodSet(name, test, _common(problem, chosen, known, judged, split)) for split, name in sets.items())
+
+
+def _common(
+    problem: Problem, chosen: Mapping[Choice, Chosen], known: Comparison, judged: Sequence[Prediction], split: str
+) -> dict[Gaussian, Gaussian]:
+    """Each prediction at the rows of a split, with one prior and one factor for all rows."""
+    rows = problem.predicted(split)
+    full = full_prediction(problem, rows, known) if problem.run.job.predicts_with_full else None
+    found = [*_predictions(problem, chosen, known, full, split), *([] if full is None else [full])]
+    return at_other_rows(judged, {each.name: each for each in found}, rows.f)
 
 
 def full_rows(run: Run) -> int:
@@ -168,7 +189,13 @@ def _result(
     details: dict[str, Any] = {} if settled.tuned is None else {"tuned": settled.tuned}
     if fitted := [each for each in (*predictions, *shown) if each.calibration is not None]:
         details["calibration"] = _calibration(run, fitted)
-    judged_too = [full] if full is not None and not run.calibrates else []  # else it is there as it is, for w2 alone
+    listed = {each.name: each for each in (*predictions, *shown)}
+    if full is not None:
+        listed.setdefault(full.name, full)
+    details |= conformal_details(run.job.posterior, known, list(listed.values()))
+    # A full posterior that is there for w2 alone is judged as it is; not if the others are calibrated.
+    is_other = full is not None and not run.calibrates and full.name not in {own.name for own in predictions}
+    judged_too = [full] if full is not None and is_other else []
     if judged := verdict([*predictions, *judged_too], shown, known):
         details["verdict"] = judged
     details |= review(run, predictions[0], known)

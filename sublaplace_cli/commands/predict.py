@@ -1,5 +1,7 @@
 """`sublaplace evaluate --posterior FILE`: predictions on new data from a posterior alone, without its training rows."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -11,8 +13,8 @@ from ..errors import UserError
 from ..files.artifacts.artifact import Artifact
 from ..results.result import References, Result
 from ..run.input_files import oracle_outputs
+from ..run.posteriors.conformal import conformal_details, fit_conformal
 from ..run.posteriors.fitting import Fitted, read_fitted, read_prior
-from ..run.posteriors.predictions import TEST
 from ..run.run import Run, parameter_table
 from .evaluate import NO_OOD, Evaluation
 from .scoring.measuring import measured_row, setup_of
@@ -27,7 +29,7 @@ def predict(run: Run, artifact: Artifact) -> Evaluation:
     oracle = oracle_outputs(run)
     fitted = read_fitted(artifact, run.layout.size, run.passes.n_outputs, run.device, run.memory)
     prior_precision, prior = read_prior(artifact, run.layout, run.device)
-    outputs, samples = _predict(run, fitted, prior, TEST, run.job.posterior.samples)
+    outputs, samples = _predict(run, fitted, prior, "test")
     k = len(fitted.posterior.indices)
     prediction = Prediction(meta["method"], k, outputs, meta["freedom"], fitted.rescale, samples=samples)
     likelihood = run.unit_likelihood if meta["link"] is None else run.unit_likelihood.with_link(meta["link"])
@@ -38,18 +40,24 @@ def predict(run: Run, artifact: Artifact) -> Evaluation:
         oracle=oracle,
         std_full=None,
         ood=tuple(
-            OodSet(name, {outputs: _predict(run, fitted, prior, split)[0]})
+            OodSet(name, {outputs: outputs}, {outputs: _predict(run, fitted, prior, split)[0]})
             for split, name in run.project.spec.data.ood_sets.items()
         ),
         absent=Absent(full="--posterior: the training rows are not there", oracle="no oracle in the spec", ood=NO_OOD),
     )
     prediction = known.about_targets(prediction)
+    if run.job.posterior.conformal is not None:
+        there, _ = _predict(run, fitted, prior, "validation")
+        targets = run.targets("validation")
+        known = replace(known, conformal=fit_conformal(run.job.posterior, known.likelihood, {outputs: there}, targets))
     result = Result(
         setup=setup_of(run, meta["n_train"], meta["noise_variance"], prior_precision),
         provenance={**run.provenance, "rescale": meta["rescaling"], "link": meta["link"]},
         references=References(),
         rows=(measured_row(prediction, known),),
-        details=review(run, prediction, known) | by_set([prediction], known),
+        details=conformal_details(run.job.posterior, known, [prediction])
+        | review(run, prediction, known)
+        | by_set([prediction], known),
         artifacts={artifact.path.stem: str(artifact.path)},
     )
     return Evaluation(result, (prediction,), known)
@@ -73,11 +81,10 @@ def _check_posterior(run: Run, artifact: Artifact) -> None:
             raise UserError(f"{where}: it was fitted with another {section}.{key} than that of the spec: {theirs}")
 
 
-def _predict(
-    run: Run, fitted: Fitted, prior: Tensor, name: str, count: int | None = None
-) -> tuple[Gaussian, Tensor | None]:
-    """The outputs of a split, and `count` draws of them (count, M, C), pass by pass; no pass stays in memory."""
-    posterior, rescale, seed = fitted.posterior, fitted.rescale, run.job.selection.seed
+def _predict(run: Run, fitted: Fitted, prior: Tensor, name: str) -> tuple[Gaussian, Tensor | None]:
+    """The outputs of a split, and draws of them (count, M, C) if requested, pass by pass; no pass stays in memory."""
+    posterior, rescale, count = fitted.posterior, fitted.rescale, run.job.posterior.samples
+    seed = run.job.selection.seed
     theta = None if count is None else posterior.draw(count, seed)
     generator = torch.Generator().manual_seed(seed + 1)
     fs, covariances, draws = [], [], []

@@ -13,6 +13,7 @@ from .calibration import normalised_calibration_error, smooth_calibration_error
 from .likelihoods.classes import calibration_error
 from .prediction import Comparison, Prediction
 from .ranks import rank_correlation, risk_coverage
+from .tuning.conformal import Region
 
 Z95 = 1.96
 Known = TypeVar("Known")
@@ -173,6 +174,16 @@ def error_rank(prediction: Prediction, known: Comparison) -> float:
     return _required(rank_correlation(uncertainty, risk), why_absent)
 
 
+def conformal_coverage(prediction: Prediction, known: Comparison) -> Tensor:
+    """Share of the targets in their conformal intervals or sets."""
+    return _region(prediction, known).covered(_targets(known))
+
+
+def conformal_size(prediction: Prediction, known: Comparison) -> Tensor:
+    """Width of the conformal interval, or number of classes in the set."""
+    return _region(prediction, known).size
+
+
 def _required(value: Known | None, why_absent: str) -> Known:
     if value is None:
         raise NotApplicable(why_absent)
@@ -195,6 +206,14 @@ def _errors(prediction: Prediction, known: Comparison) -> tuple[Tensor, Tensor]:
     """(y − f, √(σ² + σ₀²)) of regression."""
     noise = _required(known.likelihood.noise(prediction.outputs), "a metric of regression")
     return _targets(known) - prediction.mean, _with_noise(prediction.std, noise)
+
+
+def _region(prediction: Prediction, known: Comparison) -> Region:
+    conformal = _required(known.conformal, known.absent.conformal)
+    region = conformal.region(prediction.outputs)
+    if region is None:
+        raise NotApplicable("it was not predicted at the held-out rows")
+    return region
 
 
 def _probabilities(prediction: Prediction, known: Comparison) -> Tensor:

@@ -9,6 +9,7 @@ from .gaussian import Gaussian
 from .likelihoods import Likelihood
 from .posterior.rescale import ALL_OUTPUTS, Rescale
 from .tuning.calibration import Calibration
+from .tuning.conformal import Conformal
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,20 @@ class Absent:
     targets: str = "the test rows have no targets"
     full: str = "no full posterior was computed"
     oracle: str = "there is no oracle"
+    conformal: str = "no conformal level was set"
     ood: str = "there are no out-of-distribution rows"
 
 
 @dataclass(frozen=True)
 class OodSet:
-    """Rows unlike the training rows, and what each method predicts there."""
+    """Rows unlike the training rows, and every prediction with one prior and one factor for all rows.
+
+    Both mappings are by the outputs of the prediction at the test rows.
+    """
 
     name: str
-    outputs: Mapping[Gaussian, Gaussian]  # by the outputs of the same prediction at the test rows
+    test: Mapping[Gaussian, Gaussian]  # outputs at the test rows
+    ood: Mapping[Gaussian, Gaussian]  # outputs at the rows of the set
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,7 @@ class Comparison:
     std_full: Tensor | None
     std_bounds: tuple[Tensor, Tensor] | None = None  # of the full posterior, if only bounds are known
     full_ipv: float | None = None
+    conformal: Conformal | None = None
     ood: tuple[OodSet, ...] = ()
     absent: Absent = field(default_factory=Absent)
 

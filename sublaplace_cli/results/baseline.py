@@ -38,6 +38,8 @@ class Baseline:
             return "the baseline has another oracle"
         if needs == "bracket" and self.bracket != result.bracket:
             return "the baseline has another bracket (--full-rows)"
+        if needs == "conformal" and theirs.get("conformal") != mine["conformal"]:
+            return "the baseline has another --conformal level or --conformal-by"
         if self.is_sweep != isinstance(result, SweepResult):
             return "of the baseline and this run, one is of several checkpoints and one is not"
         return None
@@ -99,9 +101,11 @@ def _are_mappings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 
-def worsening(metric: str, value: float, before: float) -> float:
-    """By how much a metric is worse than before; negative if it is better."""
+def worsening(metric: str, value: float, before: float, level: float = 0.0) -> float:
+    """By how much a metric is worse than before; negative if it is better. `level` is the conformal one."""
     better, nominal = METRICS[metric].better, METRICS[metric].nominal
+    if better == "level":  # more than it is no failure: a good network reaches it with the most probable class alone
+        return max(level - value, 0.0) - max(level - before, 0.0)
     if better == "nominal":
         return abs(value - nominal) - abs(before - nominal)
     return before - value if better == "higher" else value - before
@@ -124,7 +128,8 @@ def changes(result: Result, baseline: Baseline) -> tuple[Change, ...]:
         for metric in compared:
             value, old = row.value(metric), before.value(metric)
             if value is not None and old is not None:
-                change, worse, error = value - old, worsening(metric, value, old) > 0, joint_error(metric, row, before)
+                change, error = value - old, joint_error(metric, row, before)
+                worse = worsening(metric, value, old, result.conformal_level) > 0
                 within_error = None if error is None else abs(change) <= error
                 found.append(Change(row.method, row.k, metric, value, old, change, worse, error, within_error))
     return tuple(found)

@@ -138,7 +138,9 @@ def _compare(row: Row, limit: Limit, result: Result, baseline: Baseline | None, 
     if value is None or old is None:
         return replace(check, why=_missing(row, metric) if value is None else f"the baseline has no {metric}")
     check = replace(check, baseline=old, change=value - old)
-    excess = worsening(metric, value, old) - (limit.amount * abs(old) if limit.relative else limit.amount)
+    excess = worsening(metric, value, old, result.conformal_level) - (
+        limit.amount * abs(old) if limit.relative else limit.amount
+    )
     if excess <= 0:
         return replace(check, passed=True)
     return _broken(check, excess, joint_error(metric, row, before), significant)

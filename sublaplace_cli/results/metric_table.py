@@ -24,11 +24,11 @@ class Metric:
     """One metric. σ is the epistemic standard deviation of a method, σ₀² the noise variance."""
 
     name: str
-    better: Literal["lower", "higher", "nominal"] | None
+    better: Literal["lower", "higher", "nominal", "level"] | None  # "level": no less than the conformal level
     definition: str
     column: Column | None = None  # None: only in JSON, JSON lines, CSV and TSV
     per_row: bool = False  # a mean over rows, with a standard error NAME_se
-    needs: Literal["oracle", "bracket", "ood"] | None = None  # "bracket": only if the full posterior is bounded
+    needs: Literal["oracle", "bracket", "conformal", "ood"] | None = None  # "bracket": only if there are bounds
     nominal: float = NOMINAL  # the value that a "nominal" metric should have
     module: str = "sublaplace_cli.core.metrics"  # of the function that computes it, which has the same name
 
@@ -66,9 +66,19 @@ _TABLE = (
     Metric("ence", "lower", "relative gap of RMSE and predicted root mean variance, in 10 bins"),
     Metric("smooth_ece", "lower", "calibration error of the most probable class, smoothed by a kernel"),
     Metric("signed_ece", "nominal", "mean probability of the top class minus accuracy", per_row=True, nominal=0),
-    _ood("ood_auroc_std", "higher", "AUROC of σ, out-of-distribution rows against test rows", Column(17)),
-    _ood("ood_auroc_entropy", "higher", "AUROC of the entropy of the classes, likewise", Column(18)),
-    _ood("ood_auroc_mi", "higher", "AUROC of the mutual information of class and parameters, likewise", Column(16)),
+    Metric(
+        *("conformal_coverage", "level", "share of the targets in conformal intervals or sets of classes", Column(16)),
+        per_row=True,
+        needs="conformal",
+    ),
+    Metric(
+        *("conformal_size", "lower", "mean width of those intervals, or number of classes in those sets", Column(17)),
+        per_row=True,
+        needs="conformal",
+    ),
+    _ood("ood_auroc_std", "higher", "AUROC of σ, out-of-distribution rows against test rows", Column(19)),
+    _ood("ood_auroc_entropy", "higher", "AUROC of the entropy of the classes, likewise", Column(20)),
+    _ood("ood_auroc_mi", "higher", "AUROC of the mutual information of class and parameters, likewise", Column(18)),
     _ood("ood_fpr95_std", "lower", "share of out-of-distribution rows that pass by σ where 95 % of the test rows do"),
     _ood("ood_fpr95_entropy", "lower", "the same by the entropy of the classes"),
     _ood("ood_fpr95_mi", "lower", "the same by the mutual information of class and parameters"),
@@ -85,7 +95,7 @@ ROW_KEYS = tuple(key for metric in _BRACKETS_LAST for key in COLUMN_KEYS[metric.
 _LISTED_FIRST = (
     *("w2", "w2_relative", "w2_total", "w2_low", "w2_high", "discrepancy", "nll", "rmse", "crps", "ece", "brier"),
     *("aurc", "ence", "smooth_ece", "accuracy", "retained", "rank", "error_rank", "coverage95", "coverage95_total"),
-    *("signed_ece", "mean_std", "ipv", "rescale", "remainder"),
+    *("signed_ece", "conformal_coverage", "conformal_size", "mean_std", "ipv", "rescale", "remainder"),
 )
 # The order in means over runs and in comparisons with a baseline: those with a direction first.
 LISTED = (*_LISTED_FIRST, *(name for name in METRICS if name not in _LISTED_FIRST))

@@ -89,9 +89,7 @@ class Result:
     references: References
     rows: tuple[Row, ...]
     gate: "Gate | None" = None
-    details: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # "tuned", "calibration", "verdict", "review", …, if present
+    details: Mapping[str, Any] = field(default_factory=dict)  # "tuned", "calibration", "conformal", …, if present
     artifacts: Mapping[str, str] = field(default_factory=dict)
     seconds: Mapping[str, float] | None = None  # None: not part of the JSON
 
@@ -107,6 +105,11 @@ class Result:
     def bracket(self) -> Any:
         """How the bounds of the full posterior were computed; None without bounds."""
         return self.details.get("bracket")
+
+    @property
+    def conformal_level(self) -> float:
+        """0 if none was asked for."""
+        return (self.provenance.get("conformal") or {}).get("level", 0.0)
 
     @property
     def verdict(self) -> Sequence[str]:

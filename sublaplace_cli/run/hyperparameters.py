@@ -27,6 +27,7 @@ class Hyperparameters:
     prior: Tensor  # v (p,)
     likelihood: Likelihood  # with its noise variance
     tuned: Mapping[str, Any] | None = None  # how they were tuned, if they were
+    by_fold: tuple[Hyperparameters, ...] = ()  # of each part of the test rows, tuned on the others
 
     @property
     def noise_variance(self) -> float | None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from ..catalog import FORMATS, FULL, LINKS, METHODS, NAMES_PREFIX, PICTURES, RESCALES, Method
+from ..catalog import FORMATS, FULL, GROUPINGS, LINKS, METHODS, NAMES_PREFIX, PICTURES, RESCALES, Method
 from ..errors import UserError
 
 if TYPE_CHECKING:
@@ -138,6 +138,17 @@ class PosteriorOptions:
         File, Text("predict the test rows with a posterior-*.safetensors alone; no training rows are read", "FILE")
     ] = None
     samples: Annotated[int | None, Text("number of draws of the outputs to add to --predictions", "N")] = None
+    conformal: Annotated[
+        float | None,
+        Text(
+            "intervals, or sets of classes, that hold this share of new targets, such as 0.95; fitted for every method "
+            "to the targets of the validation split",
+            "LEVEL",
+        ),
+    ] = None
+    conformal_by: Annotated[
+        str | None, Text("class: with --conformal, the level holds for the rows of each class", "GROUP", GROUPINGS)
+    ] = None
 
 
 @dataclass(frozen=True)

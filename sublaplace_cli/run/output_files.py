@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..core.prediction import Comparison, Prediction
+from ..core.tuning.conformal import Intervals, Sets
 from ..errors import UserError
 from ..files.artifacts.artifact import write_artifact
 from ..files.artifacts.atomic import PART_SUFFIX, write_text
@@ -104,6 +105,8 @@ def write_tensors(path: Path, run: Run, prediction: Prediction, known: Compariso
     optional = {"std_full": known.std_full, "target": known.targets, "samples": samples}
     tensors |= {name: tensor for name, tensor in optional.items() if tensor is not None}
     tensors |= known.likelihood.row_columns(prediction.outputs)
+    bounds, std_conformal, sets = _regions(prediction, known)
+    tensors |= {**bounds, **std_conformal, **({} if sets is None else {"in_set": sets.members.long()})}
     key = Key("predictions", path.name, {}, {"method": prediction.method, "k": prediction.k})
     write_artifact(path, key.kind, run.store.describe(key, {}), tensors)
 
@@ -116,21 +119,35 @@ def _own_noise(prediction: Prediction, known: Comparison) -> dict[str, torch.Ten
     return {"noise_std": noise.sqrt(), "total_std": (prediction.std.square() + noise).sqrt()}
 
 
+def _regions(
+    prediction: Prediction, known: Comparison
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], Sets | None]:
+    """Conformal bounds of each target, and the standard deviation that belongs to them; or sets of classes."""
+    region = None if known.conformal is None else known.conformal.region(prediction.outputs)
+    if isinstance(region, Intervals):
+        return {"lower": region.lower, "upper": region.upper}, {"std_conformal": region.std}, None
+    return {}, {}, region
+
+
 def prediction_lines(run: Run, prediction: Prediction, known: Comparison, label: Line) -> Iterator[Line]:
     """One line per test row and target; the columns of the label come first."""
     mean, split = prediction.mean, run.split("test")
-    stds = {"std": prediction.std, **_own_noise(prediction, known)}
-    columns: dict[str, torch.Tensor] = {"mean": mean, **stds}
+    bounds, std_conformal, sets = _regions(prediction, known)
+    stds = {"std": prediction.std, **_own_noise(prediction, known), **std_conformal}
+    columns: dict[str, torch.Tensor] = {"mean": mean, **stds, **bounds}
     if known.std_full is not None:
         columns["std_full"] = known.std_full
     if split.target_scale is not None:
         scale = torch.as_tensor(split.target_scale.std, dtype=torch.float64, device=mean.device)
         shift = torch.as_tensor(split.target_scale.mean, dtype=torch.float64, device=mean.device)
-        columns["mean_original"] = mean * scale + shift
+        columns |= {f"{name}_original": place * scale + shift for name, place in {"mean": mean, **bounds}.items()}
         columns |= {f"{name}_original": std * scale for name, std in stds.items()}
     log_p = known.likelihood.log_probabilities(prediction.outputs)
     if log_p is not None:
         columns["probability"] = log_p.exp()[:, -mean.shape[1] :]
+    if sets is not None:
+        columns["in_set"] = sets.members[:, -mean.shape[1] :].long()
+        columns["set_size"] = sets.members.sum(1, keepdim=True).expand_as(mean)
     further = known.likelihood.row_columns(prediction.outputs)
     if known.targets is not None:
         further = {**further, "target": known.targets}

@@ -69,9 +69,8 @@ class PredictedRows:
     @cached_property
     def f(self) -> Tensor:
         """Outputs of the network (M, C); by plain passes if no method needs gradients here."""
-        for_temperature_alone = self.split == "validation" and not self.run.calibrates
-        needs_gradients = self.run.job.needs_gradients and not for_temperature_alone
-        return self.jacobian.outputs if needs_gradients else self.run.outputs(self.split)
+        needed = self.split != "validation" or self.run.calibrates or self.run.job.posterior.conformal is not None
+        return self.jacobian.outputs if needed and self.run.job.needs_gradients else self.run.outputs(self.split)
 
     @property
     def targets(self) -> Tensor | None:

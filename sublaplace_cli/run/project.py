@@ -23,6 +23,8 @@ from ..files.spec.models import ModelSpec, Spec
 from ..results.metric_table import METRIC_VERSION
 from .job import Job, ProjectOptions
 
+ADD_VALIDATION = "add data.splits.validation, with rows that are neither trained on nor tested"
+
 
 @dataclass(frozen=True)
 class Project:
@@ -136,6 +138,12 @@ def split_names(job: Job, project: Project, with_train: bool) -> list[str]:
     names += filter(None, [getattr(posterior.noise_variance, "from_", None)])
     if job.command == "evaluate":
         names += list(project.spec.data.ood_sets)
+    if job.posterior.conformal is not None:
+        if not _has(project, "validation"):
+            raise UserError(
+                "--conformal needs rows of its own: the spec has no split 'validation'", hint=ADD_VALIDATION
+            )
+        names.append("validation")
     return list(dict.fromkeys(names))
 
 
@@ -143,7 +151,7 @@ def _held_out(job: Job, project: Project) -> list[str]:
     """Splits whose targets a calibration or a tuned prior is fitted to."""
     posterior, has_validation = project.spec.posterior, _has(project, "validation")
     if hasattr(posterior.prior_precision, "tune"):
-        return ["validation"]
+        return ["validation" if has_validation else "test"]
     if job.command in ("fit", "evaluate") and (job.posterior.rescale or posterior.rescale) == CALIBRATED:
         return ["validation" if has_validation else "test"]
     is_compared = job.command == "evaluate" and task_of(project.spec.task).labels  # with a temperature
@@ -156,7 +164,7 @@ def _has(project: Project, name: str) -> bool:
 
 def provenance_of(identity: dict[str, Any], rescale: str, link: str | None, job: Job) -> dict[str, Any]:
     """What a result was made from, and what two results must share to be compared."""
-    spec = _without_paths(identity["spec"])
+    spec, asked = _without_paths(identity["spec"]), job.posterior
     rows = [identity["data"], spec["data"], spec["task"], spec["model"].get("wrap")]
     rows += [] if spec["outputs"] is None else [spec["outputs"]]  # so that the usual ones keep their baselines
     oracle = None if identity["oracle"] is None else digest_of([identity["oracle"], spec["oracle"]])
@@ -172,6 +180,7 @@ def provenance_of(identity: dict[str, Any], rescale: str, link: str | None, job:
         "outputs": spec["outputs"],
         "rescale": rescale,
         "link": link,
+        "conformal": None if asked.conformal is None else {"level": asked.conformal, "by": asked.conformal_by},
         "dtype": job.compute.dtype,
         "seed": job.selection.seed,
     }

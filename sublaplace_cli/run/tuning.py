@@ -1,6 +1,6 @@
 """Prior precisions and noise variance that the spec leaves open, chosen by the data.
 
-`marglik`: by the Laplace marginal likelihood. `{tune: nll}`: by the predictions on the validation rows. Both use the
+`marglik`: by the Laplace marginal likelihood. `{tune: nll}`: by the predictions on held-out rows. Both use the
 full posterior or, in an evaluation of one sub-network with `--full none`, that sub-network.
 """
 
@@ -19,9 +19,10 @@ from ..core.omega.gram import gram
 from ..core.omega.row_sums import column_chunks, own_products, weigh_columns
 from ..core.posterior.full import full_bytes
 from ..core.tuning import marglik, nll
+from ..core.tuning.calibration import best_factors, fold_numbers
 from ..core.tuning.marglik import Evidence, Optimum, maximise
 from ..core.tuning.nll import Spectrum, minimise
-from ..errors import Reason, RunError, UserError
+from ..errors import Reason, RunError
 from ..files.artifacts.artifact import Artifact
 from .hyperparameters import Hyperparameters, OpenHyperparameters, settled_by_spec
 from .problem import Problem, Rows
@@ -53,7 +54,8 @@ def _subnet(problem: Problem) -> Tensor | None:
 def _content(best: Optimum) -> Content:
     numbers = [best.sigma2, best.value, best.start_value, float(best.at_a_bound)]
     tensors = {"alphas": best.alphas, "others": numbers}
-    return {name: torch.tensor(values, dtype=torch.float64) for name, values in tensors.items()}, {}
+    found = {name: torch.tensor(values, dtype=torch.float64) for name, values in tensors.items()}
+    return found, {"by_fold": list(best.by_fold)}
 
 
 @dataclass(frozen=True)
@@ -70,23 +72,37 @@ class _Tuner:
         parts, sigma2 = self.open_parts, self.start.noise_variance or 1.0
         return maximise(self._evidence(), parts.numbers, sigma2, parts.open, parts.noise_is_open)
 
-    def read(self, artifact: Artifact) -> Optimum:
+    def read(self, artifact: Artifact) -> Optimum | None:
+        if len(artifact.meta["by_fold"]) != self._n_folds:
+            return None
         sigma2, value, start_value, at_a_bound = artifact.tensor("others", (4,)).tolist()
         alphas = artifact.tensor("alphas", (len(self.open_parts.globs),)).tolist()
-        return Optimum(tuple(alphas), sigma2, value, start_value, bool(at_a_bound))
+        by_fold = tuple(artifact.meta["by_fold"])
+        return Optimum(tuple(alphas), sigma2, value, start_value, bool(at_a_bound), by_fold)
+
+    @property
+    def _n_folds(self) -> int:
+        """Parts of the test rows that are tuned for separately; 0 if other rows are tuned on."""
+        return self.run.job.posterior.folds if self.open_parts.by_nll and self.run.held_out == "test" else 0
 
     def settled(self, best: Optimum) -> Hyperparameters:
         """The best hyperparameters, with how they were found."""
-        run, start = self.run, self.start
-        prior_precision = self.open_parts.prior_precision(best.alphas)
-        prior = prior_vector(prior_precision, run.layout, run.project.loaded.path).to(run.device)
+        start, prior_precision = self.start, self.open_parts.prior_precision(best.alphas)
         likelihood = start.likelihood.with_noise(best.sigma2) if self.open_parts.noise_is_open else start.likelihood
-        return Hyperparameters(prior_precision, prior, likelihood, self._report(best, prior_precision))
+        by_fold = tuple(Hyperparameters(alpha, self._prior(alpha), likelihood) for alpha in best.by_fold)
+        tuned = self._report(best, prior_precision)
+        return Hyperparameters(prior_precision, self._prior(prior_precision), likelihood, tuned, by_fold)
+
+    def _prior(self, prior_precision: Any) -> Tensor:
+        run = self.run
+        return prior_vector(prior_precision, run.layout, run.project.loaded.path).to(run.device)
 
     def _report(self, best: Optimum, prior_precision: Any) -> dict[str, Any]:
         """Report the optimum; returns its part of the result."""
         by_nll, start = self.open_parts.by_nll, self.start
-        criterion, what = ("nll", "nll on the validation rows") if by_nll else ("log_evidence", "marginal likelihood")
+        criterion, what = (
+            ("nll", f"nll on the {self.run.held_out} rows") if by_nll else ("log_evidence", "marginal likelihood")
+        )
         bounds = [nll.LEAST_ALPHA, nll.MOST_ALPHA] if by_nll else [marglik.LEAST, marglik.MOST]
         whose = "the full posterior" if self.S is None else "the sub-network"
         sigma2 = None if start.noise_variance is None else best.sigma2
@@ -108,6 +124,7 @@ class _Tuner:
             criterion: best.value,
             "start": begun,
             "bounds": bounds,
+            **({"by_fold": list(best.by_fold)} if best.by_fold else {}),
         }
 
     def _warn_of_a_perfect_fit(self) -> None:
@@ -171,26 +188,31 @@ class _Tuner:
             )
 
     def _by_nll(self) -> Optimum:
-        """The one prior precision whose posterior predicts the validation rows best."""
+        """The one prior precision whose posterior predicts the held-out rows best."""
         run, likelihood = self.run, self.start.likelihood
         self._require_room(3, len(run.split("train")) * run.passes.n_outputs)
-        validation, train = self.rows.of("validation").jacobian, self.rows.train.jacobian
-        targets = run.targets("validation")
-        if targets is None:
-            raise UserError("posterior.prior_precision: the validation rows have no targets to tune on")
+        held_out, train = self.rows.of(run.held_out).jacobian, self.rows.train.jacobian
+        targets = run.targets(run.held_out)
+        assert targets is not None, "they were checked before"
         inside, root = self._inside(), likelihood.root(train.outputs)
-        K, cross = self._kernel(train, inside, root), self._kernel(validation, inside, root).T
+        K, cross = self._kernel(train, inside, root), self._kernel(held_out, inside, root).T
         if self.S is None:
-            products = own_products(validation, torch.ones_like(self.start.prior), run.memory)
+            products = own_products(held_out, torch.ones_like(self.start.prior), run.memory)
         else:
-            chunks = column_chunks(validation, self.S, run.memory)
+            chunks = column_chunks(held_out, self.S, run.memory)
             products = torch.cat([row_products(chunk, run.passes.n_outputs) for _, chunk in chunks])
-        spectrum, f = Spectrum.of(K, cross, products), validation.outputs
+        spectrum, f = Spectrum.of(K, cross, products), held_out.outputs
+
+        def losses(alpha: float) -> Tensor:
+            return likelihood.nll(Gaussian(f, spectrum.covariance(alpha)), targets)
 
         def loss(alpha: float) -> float:
-            found = float(likelihood.nll(Gaussian(f, spectrum.covariance(alpha)), targets).mean())
+            found = float(losses(alpha).mean())
             return found if abs(found) < float("inf") else float("inf")
 
         alpha, value = minimise(loss)
         at_a_bound = not nll.LEAST_ALPHA * 1.01 < alpha < nll.MOST_ALPHA / 1.01
-        return Optimum((alpha,), self.start.noise_variance or 1.0, value, loss(1.0), at_a_bound)
+        fold = fold_numbers(len(f), self._n_folds or 1).to(f.device)
+        others = [fold != number for number in range(self._n_folds)]
+        by_fold = tuple(factor.value for factor in best_factors(losses, others))
+        return Optimum((alpha,), self.start.noise_variance or 1.0, value, loss(1.0), at_a_bound, by_fold)

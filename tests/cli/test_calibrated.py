@@ -272,6 +272,8 @@ def test_the_verdict(tool: Tool, make) -> None:
     assert by_method["gradient"]["better_by"] == pytest.approx(gain, abs=1e-12)
     for line in verdict["text"]:
         assert line in result.err
+    again = tool("evaluate", "--method", "full", "--json", cwd=project.folder).json()["verdict"]
+    assert [each["method"] for each in again["nll_against_map"]].count("full") == 1
 
 
 def test_a_posterior_that_is_worse_than_map_is_said_to_be(tool: Tool, make) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -147,7 +148,43 @@ def test_tuning_on_validation_rows_beats_a_grid(tool: Tool, tmp_path: Path, task
             assert nll(alpha) >= best - 1e-9
 
 
+@TASKS
+def test_without_a_validation_split_each_part_is_tuned_on_the_others(tool: Tool, tmp_path: Path, task: str) -> None:
+    """The rows of a fold are those of a run with the prior of that fold."""
+    project = Project(tmp_path / "p", task=task, outputs=3 if task == "multiclass" else 1, rows=52)
+    noise = {"noise_variance": 0.7} if task == "regression" else {}
+    methods = ("--method", "gradient,greedy,full,diagonal", "--k", "5,10", "--folds", "3", "--dtype", "float64")
+
+    def predictions(name: str, prior: object) -> tuple[dict, dict]:
+        project.use(posterior={"prior_precision": prior, **noise})
+        path = project.folder / f"{name}.jsonl"
+        result = tool("evaluate", *methods, "--predictions", path, "--json", cwd=project.folder).json()
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        return result, {(line["method"], line["k"], line["row"], line["output"]): line["std"] for line in lines}
+
+    result, found = predictions("tuned", {"tune": "nll"})
+    tuned = result["tuned"]
+    assert "nll on the test rows" in tuned["by"]
+    assert len(tuned["by_fold"]) == 3
+    fold = torch.randperm(30, generator=torch.Generator().manual_seed(0)) % 3
+    seen = set()
+    for number, alpha in enumerate(tuned["by_fold"]):
+        _, alone = predictions(f"fold-{number}", alpha)
+        for key, std in alone.items():
+            method, _, row, _ = key
+            # The choice itself is made once, with the prior of all folds together.
+            if fold[row - 22] == number and method != "greedy":
+                assert found[key] == pytest.approx(std, rel=1e-9)
+                seen.add(row)
+    assert len(seen) == 30
+    _, common = predictions("common", tuned["prior_precision"])
+    assert common != found
+
+
 def test_tuning_needs_its_split(tool: Tool, tmp_path: Path) -> None:
     project = Project(tmp_path / "p")
-    path = project.save(project.changed(posterior={"prior_precision": {"tune": "nll"}}), "no.yaml")
-    refused(tool("evaluate", "--spec", path, cwd=project.folder), "validation")
+    data = {**project.spec["data"], "splits": {"train": {"rows": "0:22"}}}
+    path = project.save(project.changed(data=data, posterior={"prior_precision": {"tune": "nll"}}), "no.yaml")
+    refused(tool("fit", "--k", 5, "--spec", path, cwd=project.folder), "validation")
+    project.use(posterior={"prior_precision": {"tune": "nll"}})
+    refused(tool("evaluate", "--folds", 9, cwd=project.folder), "8 test rows are too few for --folds 9")

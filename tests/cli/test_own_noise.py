@@ -64,6 +64,7 @@ def test_what_the_result_says(tool: Tool, project: Project) -> None:
         *("coverage95", "coverage95_se", "accuracy", "accuracy_se", "ece", "brier", "brier_se"),
         *("smooth_ece", "signed_ece", "signed_ece_se"),
         *(f"ood_{kind}_{score}" for kind in ("auroc", "fpr95") for score in ("std", "entropy", "mi")),
+        *("conformal_coverage", "conformal_coverage_se", "conformal_size", "conformal_size_se"),
     }
     fitted = tool("fit", "--k", 9, "--dtype", "float64", "--json", cwd=project.folder).json()
     assert fitted["ipv"] == result["rows"][0]["ipv"]

@@ -47,6 +47,8 @@ CHANGED = {
     "full": {"full": "none"},
     "full_rows": {"full": "bracket", "full_rows": 7},
     "posterior": {"posterior": Path("p.safetensors")},
+    "conformal": {"conformal": 0.9},
+    "conformal_by": {"conformal": 0.9, "conformal_by": "class"},
     "samples": {"samples": 3, "predictions": Path("p.csv")},
     "predictions": {"predictions": Path("p.csv")},
     "plot": {"plot": Path("a.svg")},

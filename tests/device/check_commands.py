@@ -119,7 +119,10 @@ CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("evaluate", {"method": "gradient", "k": "4"}),
         ("select", {"method": "variance", "k": "4", "pool": "20", "reference": "test", "run_dir": "other"}),
     ],
-    "tuned-by-nll": [("evaluate", {"method": "gradient", "k": "4"})],
+    "tuned-by-nll": [
+        ("evaluate", {"method": "gradient", "k": "4"}),
+        ("evaluate", {"method": "gradient", "k": "4", "conformal": 0.8, "predictions": "csv"}),
+    ],
     "conv-multiclass": [
         ("jacobians", {"scores_only": True}),
         ("evaluate", {"method": "gradient,diagonal", "k": "5,50", "predictions": "jsonl"}),

@@ -76,6 +76,8 @@ LIKELY_OPTIONS = {
     "--gram-dtype": ["float32"],
     "--rescale": ["none", "scale", "hybrid"],
     "--full": ["exact", "none", "bracket"],
+    "--conformal": ["0.5", "0.001", "0.99999999999999", "1", "nan"],
+    "--conformal-by": ["class"],
     "--full-rows": ["1", "4", "10000000"],
     "--fail-if": ["w2 > 0.1", "nll < 1e300", "w2 > nan"],
     "--max-regression": ["w2=5%", "nll=-1"],

@@ -123,7 +123,8 @@ def test_the_columns_for_people():
     assert (
         *("checkpoint", "seed", "method", "k", "rescale", "remainder", "mean_std", "w2", "w2_se", "w2_low", "w2_high"),
         *("w2_relative", "rank", "coverage95", "coverage95_total", "retained", "nll", "rmse", "crps", "accuracy"),
-        *("ece", "brier", "aurc", "ood_auroc_std", "ood_auroc_entropy", "ood_auroc_mi"),
+        *("ece", "brier", "aurc", "conformal_coverage", "conformal_size"),
+        *("ood_auroc_std", "ood_auroc_entropy", "ood_auroc_mi"),
     ) == SHOWN
     assert {key: value for key, value in HIDDEN_AT.items() if value is not None} == {
         "rescale": 1.0,
@@ -131,20 +132,9 @@ def test_the_columns_for_people():
         "seed": 0,
     }
     assert (
-        *(
-            "w2_se",
-            "aurc",
-            "crps",
-            "rmse",
-            "brier",
-            "mean_std",
-            "coverage95_total",
-            "w2",
-            "ece",
-            "remainder",
-            "retained",
-        ),
-        *("rescale", "accuracy", "coverage95", "nll", "rank", "ood_auroc_mi", "ood_auroc_std", "ood_auroc_entropy"),
+        *("w2_se", "aurc", "crps", "rmse", "brier", "mean_std", "coverage95_total", "w2", "ece", "remainder"),
+        *("retained", "rescale", "accuracy", "coverage95", "nll", "rank", "conformal_coverage", "conformal_size"),
+        *("ood_auroc_mi", "ood_auroc_std", "ood_auroc_entropy"),
     ) == DROPPED_FIRST
 
 

@@ -15,6 +15,7 @@ MADE_FROM = {
     "oracle_sha256": None,
     "rescale": "none",
     "link": None,
+    "conformal": None,
 }
 SETUP = Setup(
     task="regression",

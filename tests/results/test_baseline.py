@@ -35,6 +35,28 @@ def test_which_way_is_worse(metric, before, now, worse_by):
 
 
 @pytest.mark.parametrize(
+    ("before", "now", "worse_by"), [(0.92, 0.85, 0.05), (0.85, 0.99, -0.05), (0.9, 0.99, 0.0), (0.8, 0.85, -0.05)]
+)
+def test_a_conformal_coverage_is_worse_only_below_its_level(before, now, worse_by):
+    assert worsening("conformal_coverage", now, before, level=0.9) == pytest.approx(worse_by, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("level", "by", "verdict"), [(0.9, None, False), (0.8, None, None), (0.9, "class", None), (None, None, None)]
+)
+def test_conformal_metrics_are_compared_at_one_level(tmp_path, level, by, verdict):
+    here = {"level": 0.9, "by": None}
+    there = None if level is None else {"level": level, "by": by}
+    path = tmp_path / "b.json"
+    path.write_text(json.dumps(result(row(conformal_coverage=0.95, w2=0.1), conformal=there).as_dict()))
+    limits = [parse_max_regression("conformal_coverage=0.01"), parse_max_regression("w2=0.01")]
+    found = judge(result(row(conformal_coverage=0.8, w2=0.1), conformal=here), limits, load_baseline(path), False)
+    assert [check.passed for check in found.gate.checks] == [verdict, True]
+    changed = {change.metric: change.worse for change in found.gate.changes}
+    assert changed == {"w2": False} | ({} if verdict is None else {"conformal_coverage": True})
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",

@@ -22,7 +22,8 @@ def test_the_order_of_a_row():
         *("rescale", "remainder", "mean_std", "w2", "w2_se", "w2_relative", "rank", "w2_total"),
         *("coverage95", "coverage95_total", "ipv", "discrepancy", "retained"),
         *("nll", "rmse", "crps", "accuracy", "ece", "brier", "aurc", "error_rank", "ence"),
-        *("smooth_ece", "signed_ece", "ood_auroc_std", "ood_auroc_entropy", "ood_auroc_mi"),
+        *("smooth_ece", "signed_ece", "conformal_coverage", "conformal_size"),
+        *("ood_auroc_std", "ood_auroc_entropy", "ood_auroc_mi"),
         *("ood_fpr95_std", "ood_fpr95_entropy", "ood_fpr95_mi", "w2_low", "w2_high"),
     ) == ROW_KEYS
 
@@ -34,16 +35,20 @@ def test_directions():
 
 DIRECTIONS = {
     "lower": {"w2", "w2_relative", "w2_total", "w2_low", "w2_high", "discrepancy", "nll", "rmse", "crps", "ece"}
-    | {"brier", "aurc", "ence", "smooth_ece", "ood_fpr95_std", "ood_fpr95_entropy", "ood_fpr95_mi"},
+    | {"brier", "aurc", "ence", "smooth_ece", "conformal_size", "ood_fpr95_std", "ood_fpr95_entropy", "ood_fpr95_mi"},
     "higher": {"accuracy", "retained", "rank", "error_rank", "ood_auroc_std", "ood_auroc_entropy", "ood_auroc_mi"},
     "nominal": {"coverage95", "coverage95_total", "signed_ece"},
+    "level": {"conformal_coverage"},
     None: {"mean_std", "ipv", "rescale", "remainder"},
 }
 
 
 def test_means_over_rows_have_a_standard_error():
     with_error = {name for name, metric in METRICS.items() if metric.per_row}
-    assert with_error == {"w2", "coverage95", "coverage95_total", "nll", "crps", "accuracy", "brier", "signed_ece"}
+    assert with_error == {
+        *("w2", "coverage95", "coverage95_total", "nll", "crps", "accuracy", "brier", "signed_ece"),
+        *("conformal_coverage", "conformal_size"),
+    }
 
 
 @pytest.mark.parametrize("name", METRICS)

@@ -16,9 +16,11 @@ ROW = {
     **{"w2_relative": 0.25, "rank": 0.25, "w2_total": 0.25, "coverage95": 0.25, "coverage95_total": 0.25, "ipv": 0.25},
     **{"discrepancy": 0.25, "retained": 0.25, "nll": 0.25, "rmse": 0.25, "crps": 0.25, "accuracy": 0.25, "ece": 0.25},
     **{"brier": 0.25, "aurc": 0.25, "error_rank": 0.25, "ence": 0.25, "smooth_ece": 0.25, "signed_ece": 0.25},
+    **{"conformal_coverage": 0.25, "conformal_size": 0.25},
     **{"ood_auroc_std": 0.25, "ood_auroc_entropy": 0.25, "ood_auroc_mi": 0.25},
     **{"ood_fpr95_std": 0.25, "ood_fpr95_entropy": 0.25, "ood_fpr95_mi": 0.25},
-    **{"accuracy_se": 0.125, "brier_se": 0.125, "coverage95_se": 0.125, "coverage95_total_se": 0.125},
+    **{"accuracy_se": 0.125, "brier_se": 0.125, "conformal_coverage_se": 0.125, "conformal_size_se": 0.125},
+    **{"coverage95_se": 0.125, "coverage95_total_se": 0.125},
     **{"crps_se": 0.125, "nll_se": 0.125, "signed_ece_se": 0.125},
     "why": {"accuracy": "a", "w2_se": "b"},
 }
@@ -35,6 +37,7 @@ HEAD = {
         },
         "rescale": "none",
         "link": None,
+        "conformal": None,
     },
 }
 
@@ -50,8 +53,8 @@ def test_a_row():
 def test_a_row_with_bounds_has_them_before_the_other_errors():
     found = list(complete_row(w2_high=2.0, w2_low=1.0).as_dict())
     assert found[found.index("ood_fpr95_mi") :] == [
-        *("ood_fpr95_mi", "w2_low", "w2_high", "accuracy_se", "brier_se", "coverage95_se", "coverage95_total_se"),
-        *("crps_se", "nll_se", "signed_ece_se", "why"),
+        *("ood_fpr95_mi", "w2_low", "w2_high", "accuracy_se", "brier_se", "conformal_coverage_se"),
+        *("conformal_size_se", "coverage95_se", "coverage95_total_se", "crps_se", "nll_se", "signed_ece_se", "why"),
     ]
 
 

@@ -50,8 +50,9 @@ def verdict(predictions: Sequence[Prediction], rivals: Sequence[Prediction], kno
     text = [*_worse_than_map(posteriors, network), _best(best, simple)]
     rival = min(simple, key=lambda each: each.nll)
     if rival is not network and best.better_by(rival)[1] < CLEAR:
+        how = "clearly better" if rival.better_by(best)[1] >= CLEAR else "not clearly worse"
         text.append(
-            f"{rival.prediction.name} needs no posterior and is not clearly worse: only the order of the rows "
+            f"{rival.prediction.name} needs no posterior and is {how}: only the order of the rows "
             "(rejecting some, finding unknown inputs, choosing new data) can justify one here"
         )
     compared = [_numbers(each, network) for each in judged]

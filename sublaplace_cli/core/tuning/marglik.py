@@ -59,6 +59,7 @@ class Optimum:
     value: float
     start_value: float
     at_a_bound: bool  # one of the free arguments is
+    by_fold: tuple[float, ...] = ()  # α of each part of the rows, by the others
 
 
 def maximise(

@@ -235,6 +235,7 @@ class PredictionData(RunMetadata):
 
 class TunedData(RunMetadata):
     rules = {"alphas": TensorRule("F64", ("precisions",), not_positive), "others": TensorRule("F64", ("numbers",))}
+    by_fold: list[Positive]
 
     def known_axes(self) -> dict[str, int]:
         return {"numbers": 4}

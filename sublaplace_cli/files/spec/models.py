@@ -249,9 +249,10 @@ class Spec(Part):
             if known is not None and not known.one_logit and mapping(mapping(raw.get(name)).get("wrap")):
                 yield Finding((name, "wrap"), f"needs task {_ONE_LOGIT_TASKS}, but task is {task}", at_key=True)
         data, posterior = mapping(raw.get("data")), mapping(raw.get("posterior"))
+        splits = mapping(data.get("splits"))
         tuned = "tune" in mapping(posterior.get("prior_precision"))
-        if tuned and mapping(data.get("splits")).get("validation") is None:
-            yield Finding(("posterior", "prior_precision"), "tune needs a split 'validation' in data.splits")
+        if tuned and splits.get("validation") is None and splits.get("test") is None:
+            yield Finding(("posterior", "prior_precision"), "tune needs a split 'validation' or 'test' in data.splits")
         if known is not None and known.labels and mapping(data.get("standardise")).get("target", "none") != "none":
             message = f"only for task {_MEASURED_TASKS}, but task is {task}"
             yield Finding(("data", "standardise", "target"), message)

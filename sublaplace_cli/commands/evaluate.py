@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from ..catalog import load
+from ..core.gaussian import Gaussian
 from ..core.posterior.bounds import Bracket, bracket, require_not_larger
 from ..core.prediction import Absent, Comparison, OodSet, Prediction
 from ..files.artifacts.run_folder import file_stem
 from ..results.result import References, Result
 from ..run.input_files import oracle_outputs
 from ..run.job import Choice
-from ..run.posteriors.calibration import TEMPERATURE, as_calibrated, calibrated, plain_rivals, rivals
+from ..run.posteriors.calibration import TEMPERATURE, at_other_rows, calibrated, rivals
 from ..run.posteriors.conformal import conformal_details, conformal_of_all
 from ..run.posteriors.cross_fitting import fold_problems, joined_folds
 from ..run.posteriors.fitting import paths, variant
@@ -75,12 +76,10 @@ def evaluate(run: Run) -> Evaluation:
     there = _held_out(problem, plain, chosen, known, full)
     predictions = tuple(calibrated(problem, own, there[own.name]) for own in plain)
     shown = [known.about_targets(rival) for rival in rivals(problem, predictions)]
-    compared = [*predictions, *shown]
+    judged = [*predictions, *shown, *([] if full is None else [full])]
     if run.job.posterior.conformal is not None:
-        judged = [*compared, *([] if full is None else [full])]
         known = replace(known, conformal=conformal_of_all(problem, judged, there))
-    ood = [_ood_set(problem, split, chosen, known, compared, full) for split in run.project.spec.data.ood_sets]
-    known = replace(known, ood=tuple(ood))
+    known = replace(known, ood=_ood_sets(problem, chosen, known, judged))
     return Evaluation(_result(problem, predictions, shown, known, full, bounds), predictions, known, tuple(shown))
 
 
@@ -123,23 +122,25 @@ def _held_out(
     return {each.name: each for each in (*found, full_there) if each is not None}
 
 
-def _ood_set(
-    problem: Problem,
-    split: str,
-    chosen: Mapping[Choice, Chosen],
-    known: Comparison,
-    compared: Sequence[Prediction],
-    full_at_test: Prediction | None,
-) -> OodSet:
-    """Every method at rows unlike the training rows, with the factors of a calibration on all held-out rows."""
-    rows, name = problem.predicted(split), problem.run.project.spec.data.ood_sets[split]
-    full = None if full_at_test is None else full_prediction(problem, rows, known)
-    there = [*_predictions(problem, chosen, known, full, split), *plain_rivals(rows)]
-    by_name = {prediction.name: prediction.outputs for prediction in there}
-    outputs = {prediction.outputs: as_calibrated(prediction, by_name[prediction.name]) for prediction in compared}
-    if full is not None and full_at_test is not None:
-        outputs[full_at_test.outputs] = full.outputs
-    return OodSet(name, outputs)
+def _ood_sets(
+    problem: Problem, chosen: Mapping[Choice, Chosen], known: Comparison, judged: Sequence[Prediction]
+) -> tuple[OodSet, ...]:
+    """Every prediction at the rows of each set."""
+    sets = problem.run.project.spec.data.ood_sets
+    test = {each.outputs: each.comparable for each in judged}
+    if sets and problem.hyperparameters.by_fold:  # priors that differ by fold would disturb the order of the rows
+        test = _common(problem, chosen, known, judged, "test")
+    return tuple(OodSet(name, test, _common(problem, chosen, known, judged, split)) for split, name in sets.items())
+
+
+def _common(
+    problem: Problem, chosen: Mapping[Choice, Chosen], known: Comparison, judged: Sequence[Prediction], split: str
+) -> dict[Gaussian, Gaussian]:
+    """Each prediction at the rows of a split, with one prior and one factor for all rows."""
+    rows = problem.predicted(split)
+    full = full_prediction(problem, rows, known) if problem.run.job.predicts_with_full else None
+    found = [*_predictions(problem, chosen, known, full, split), *([] if full is None else [full])]
+    return at_other_rows(judged, {each.name: each for each in found}, rows.f)
 
 
 def full_rows(run: Run) -> int:

@@ -43,7 +43,7 @@ def predict(run: Run, artifact: Artifact) -> Evaluation:
         oracle=oracle,
         std_full=None,
         ood=tuple(
-            OodSet(name, {outputs: _predict(run, fitted, prior, split)[0]})
+            OodSet(name, {outputs: outputs}, {outputs: _predict(run, fitted, prior, split)[0]})
             for split, name in run.project.spec.data.ood_sets.items()
         ),
         absent=Absent(full="--posterior: the training rows are not there", oracle="no oracle in the spec", ood=NO_OOD),

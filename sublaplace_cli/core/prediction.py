@@ -67,10 +67,14 @@ class Absent:
 
 @dataclass(frozen=True)
 class OodSet:
-    """Rows unlike the training rows, and what each method predicts there."""
+    """Rows unlike the training rows, and every prediction with one prior and one factor for all rows.
+
+    Both mappings are by the outputs of the prediction at the test rows.
+    """
 
     name: str
-    outputs: Mapping[Gaussian, Gaussian]  # by the outputs of the same prediction at the test rows
+    test: Mapping[Gaussian, Gaussian]  # outputs at the test rows
+    ood: Mapping[Gaussian, Gaussian]  # outputs at the rows of the set
 
 
 @dataclass(frozen=True)

@@ -41,13 +41,13 @@ def _panel(axes: Axes, one: OodScore) -> None:
     everything = [value for values in one.values.values() for value in values]
     is_log, edges = _edges(everything)
     for number, (name, values) in enumerate(one.values.items()):
-        colour, label = (TEST_COLOUR, "test rows") if number == 0 else (COLOURS[(number - 1) % len(COLOURS)], name)
+        colour = TEST_COLOUR if number == 0 else COLOURS[(number - 1) % len(COLOURS)]
         shown = [min(max(value, edges[0]), edges[-1]) for value in values]
         style: dict[str, Any] = (
             {"histtype": "stepfilled", "alpha": 0.5} if number == 0 else {"histtype": "step", "linewidth": 1.5}
         )
         weights = [1 / len(values)] * len(values)
-        axes.hist(shown, edges, weights=weights, color=colour, label=plain_label(label), **style)
+        axes.hist(shown, edges, weights=weights, color=colour, label=plain_label(name), **style)
     if is_log:
         axes.set_xscale("log")
     axes.grid(visible=True, color="0.9")

@@ -136,6 +136,30 @@ def test_a_calibrated_run_uses_one_factor(tool: Tool, project: Project) -> None:
     assert len(set(factors["gradient"]["by_fold"])) > 1
 
 
+def test_a_prior_that_is_tuned_in_folds_is_one_prior_here(tool: Tool, make) -> None:
+    """Each fold of the test rows has its own prior; rows are told apart with the common one."""
+    project = with_ood(make("multiclass", 3, rows=60))
+    project.use(posterior={"prior_precision": {"tune": "nll"}})
+    tuned = tool("evaluate", *METHODS, cwd=project.folder).json()
+    assert len(set(tuned["tuned"]["by_fold"])) > 1
+    project.use(posterior={"prior_precision": tuned["prior_precision"]})
+    fixed = tool("evaluate", *METHODS, cwd=project.folder).json()
+    for name in ("near", "far"):
+        found, expected = (by_method(own["ood"][name]["methods"]) for own in (tuned, fixed))
+        for method in ("gradient", "full", "map"):
+            assert found[method] == pytest.approx(expected[method], abs=1e-9), method
+
+
+def test_a_set_may_have_the_name_of_a_split(tool: Tool, make) -> None:
+    project = with_ood(make(rows=60))
+    project.spec["data"]["splits"]["ood"] = {"test": {"path": "far.csv"}, "train": {"path": "near.csv"}}
+    project.save()
+    words = ("evaluate", "--k", 20, "--plot", "a.svg", "--plot-kind", "ood", "--json")
+    assert list(tool(*words, cwd=project.folder).json()["ood"]) == ["test", "train"]
+    said = (project.folder / "a.svg").read_text()
+    assert all(f"<!-- {name} -->" in said for name in ("test rows", "test", "train"))
+
+
 def test_a_temperature_keeps_two_classes_in_order(tool: Tool, make) -> None:
     """The entropy of one logit falls with its size, whatever the temperature: so its AUROC is that of the network."""
     project = with_ood(make("binary", rows=60))

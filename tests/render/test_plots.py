@@ -27,7 +27,7 @@ def figures(**more) -> Figures:
     line = Series("gradient (k = 5)", [0.1, 0.5], [0.2, 3.0])
     drawn = {"calibration": [line], "risk_coverage": [line], "scatter": [line]}
     drawn["layers"] = [LayerShare("0.weight", 4, {"gradient (k = 5)": 3})]
-    drawn["ood"] = [OodScore("gradient (k = 5)", "σ", {"test": [0.1, 0.2], "far": [0.3, 9.0]}, {"far": 0.75})]
+    drawn["ood"] = [OodScore("gradient (k = 5)", "σ", {"test rows": [0.1, 0.2], "far": [0.3, 9.0]}, {"far": 0.75})]
     return Figures(**{"calibration_axes": AXES, "risk_label": "error rate", "missing": {}, **drawn, **more})
 
 
@@ -158,7 +158,7 @@ def shares(patch, edges: int) -> list[float]:
     ],
 )
 def test_histograms_hold_every_row(test, far, scale):
-    scores = [OodScore("a", "σ", {"test": test, "far": far}, {"far": 0.9}), OodScore("map", "σ", {}, {})]
+    scores = [OodScore("a", "σ", {"test rows": test, "far": far}, {"far": 0.9}), OodScore("map", "σ", {}, {})]
     first, second = load(PICTURES["ood"])(result(row()), figures(ood=scores)).axes
     assert first.get_xscale() == scale
     assert labels(first) == ["test rows", "far"]
@@ -201,7 +201,7 @@ HOSTILE_LABELS = [
 def test_labels_are_text(kind, label):
     line = Series(label, [0.1, 0.5], [0.2, 3.0])
     share = LayerShare(f"{label}.weight", 4, {label: 3})
-    score = OodScore(label, "σ", {"test": [0.1], label: [0.2]}, {label: 1.0})
+    score = OodScore(label, "σ", {"test rows": [0.1], label: [0.2]}, {label: 1.0})
     drawn = figures(calibration=[line], risk_coverage=[line], scatter=[line], layers=[share], ood=[score])
     found = result(row(label, w2=0.5, w2_low=0.1, w2_high=0.4, mean_std=1.0))
     content = picture(load(PICTURES[kind])(found, drawn), "svg").decode()

@@ -20,6 +20,7 @@ SCORE_LABELS: Mapping[str, scores.Score] = {
     "mutual information, nats": scores.mutual_information,
 }
 MOST_DRAWN = 5  # methods in a picture
+TEST_ROWS = "test rows"  # no set can have this name
 
 
 def by_set(predictions: Sequence[Prediction], known: Comparison) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def _one_set(predictions: Sequence[Prediction], ood: OodSet, known: Comparison) 
     metrics = [metric for metric in METRICS.values() if metric.needs == "ood"]
     rows = [measured_row(prediction, known, metrics) for prediction in predictions]
     methods = [{"method": row.method, "k": row.k, **_without_prefix(row.values)} for row in rows]
-    return {"rows": len(next(iter(ood.outputs.values())).mean), "methods": methods}
+    return {"rows": len(next(iter(ood.ood.values())).mean), "methods": methods}
 
 
 def _without_prefix(values: Mapping[str, float | None]) -> dict[str, float | None]:
@@ -52,12 +53,13 @@ def _of_methods(label: str, drawn: Sequence[Prediction], known: Comparison) -> I
     """One score of each method; none if no method has it."""
     found = [_values(SCORE_LABELS[label], prediction, known) for prediction in drawn]
     for prediction, values in zip(drawn, found, strict=True) if any(found) else ():
-        areas = {name: auroc(values["test"], own) for name, own in values.items() if name != "test"}
+        areas = {name: auroc(values[TEST_ROWS], own) for name, own in values.items() if name != TEST_ROWS}
         yield OodScore(prediction.name, label, {name: own.tolist() for name, own in values.items()}, areas)
 
 
 def _values(score: scores.Score, prediction: Prediction, known: Comparison) -> dict[str, Any]:
-    sets = {"test": prediction.comparable, **{each.name: each.outputs[prediction.outputs] for each in known.ood}}
+    test, own = known.ood[0].test[prediction.outputs], [each.ood[prediction.outputs] for each in known.ood]
+    sets = {TEST_ROWS: test, **{each.name: outputs for each, outputs in zip(known.ood, own, strict=True)}}
     try:
         return {name: score(outputs, known.likelihood) for name, outputs in sets.items()}
     except NotApplicable:

@@ -55,5 +55,5 @@ def _by_set(
 ) -> list[float]:
     if not known.ood:
         raise NotApplicable(known.absent.ood)
-    own = score(prediction.comparable, known.likelihood)
-    return [compare(own, score(each.outputs[prediction.outputs], known.likelihood)) for each in known.ood]
+    pairs = [(each.test[prediction.outputs], each.ood[prediction.outputs]) for each in known.ood]
+    return [compare(*(score(outputs, known.likelihood) for outputs in pair)) for pair in pairs]

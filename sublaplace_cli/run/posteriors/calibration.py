@@ -1,14 +1,17 @@
 """Predictions whose size is fitted to the targets of held-out rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+
+import torch
+from torch import Tensor
 
 from ...catalog import CALIBRATED, TASKS
 from ...core.gaussian import Gaussian, diagonal_covariance
 from ...core.posterior.rescale import Rescale
 from ...core.prediction import Prediction
 from ...core.tuning.calibration import Vary, scaled_variance, with_temperature
-from ..problem import PredictedRows, Problem
+from ..problem import Problem
 
 MAP, TEMPERATURE, CONSTANT = "map", "temperature", f"constant, {CALIBRATED}"
 LEAST_ROWS_PER_FOLD = 2
@@ -27,24 +30,33 @@ def as_calibrated(prediction: Prediction, outputs: Gaussian) -> Gaussian:
     return outputs if fitted is None else _vary(prediction)(outputs, fitted.factor.value)
 
 
-def plain_rivals(rows: PredictedRows) -> list[Prediction]:
-    """The network alone, and the two ways to calibrate it without a posterior before their factors are fitted."""
-    f = rows.f
-    network = Prediction(MAP, None, Gaussian.certain(f), 0.0)
-    temperature = replace(network, method=TEMPERATURE, freedom=None, own_mean=True)
-    ones = diagonal_covariance(f.new_ones(f.shape))
-    return [network, temperature, Prediction(CONSTANT, None, Gaussian(f, ones), None)]
+def at_other_rows(judged: Sequence[Prediction], there: Mapping[str, Prediction], f: Tensor) -> dict[Gaussian, Gaussian]:
+    """Predictions at other rows by their outputs at the test rows.
+
+    `there` are those of the methods, by name, before a calibration; `f` are the network's outputs, for its rivals.
+    """
+    plain = [there[each.name].outputs if each.name in there else rival_outputs(each.method, f) for each in judged]
+    return {each.outputs: as_calibrated(each, own) for each, own in zip(judged, plain, strict=True)}
 
 
 def rivals(problem: Problem, predictions: Sequence[Prediction]) -> list[Prediction]:
     """What every table shows: the network alone, and for classes the two ways to calibrate it without a posterior."""
-    network, *others = plain_rivals(problem.predicted("test"))
+    run, test = problem.run, problem.predicted("test")
+    network = Prediction(MAP, None, rival_outputs(MAP, test.f), 0.0)
     shown = [network]
-    if TASKS[problem.run.project.spec.task].labels and can_calibrate(problem):
-        held_out = plain_rivals(problem.held_out)[1:]
-        shown += [_fitted(problem, own, there.outputs) for own, there in zip(others, held_out, strict=True)]
+    if TASKS[run.project.spec.task].labels and can_calibrate(problem):
+        certain = replace(network, method=TEMPERATURE, freedom=None, own_mean=True)
+        constant = Prediction(CONSTANT, None, rival_outputs(CONSTANT, test.f), None)
+        shown += [
+            _fitted(problem, each, rival_outputs(each.method, problem.held_out.f)) for each in (certain, constant)
+        ]
     asked = {prediction.method for prediction in predictions}
     return [prediction for prediction in shown if prediction.method not in asked]
+
+
+def rival_outputs(method: str, f: Tensor) -> Gaussian:
+    """Those of a rival for outputs f of the network, before a calibration."""
+    return Gaussian(f, diagonal_covariance(torch.ones_like(f))) if method == CONSTANT else Gaussian.certain(f)
 
 
 def can_calibrate(problem: Problem) -> bool:

@@ -11,15 +11,13 @@ from ...core.prediction import Comparison, Prediction
 from ...core.tuning.conformal import Conformal, ConformalRule
 from ..job import PosteriorOptions
 from ..problem import Problem
-from .calibration import as_calibrated, plain_rivals
+from .calibration import at_other_rows
 
 
 def conformal_of_all(problem: Problem, judged: Sequence[Prediction], there: Mapping[str, Prediction]) -> Conformal:
     """For predictions of the test rows; `there` are those of the validation rows, by name, before a calibration."""
     run, rows = problem.run, problem.held_out
-    plain = {rival.name: rival.outputs for rival in plain_rivals(rows)}
-    plain |= {name: prediction.outputs for name, prediction in there.items()}
-    held_out = {each.outputs: as_calibrated(each, plain[each.name]) for each in judged}
+    held_out = at_other_rows(judged, there, rows.f)
     with run.store.timed("conformal"):
         return fit_conformal(run.job.posterior, problem.hyperparameters.likelihood, held_out, rows.targets)
 

@@ -64,7 +64,8 @@ def gaussian(seed: int, scale: float, rows: int = 30, outputs: int = 3) -> Gauss
 
 
 def known(likelihood, prediction: Prediction, **sets: Gaussian) -> Comparison:
-    ood = tuple(OodSet(name, {prediction.outputs: outputs}) for name, outputs in sets.items())
+    test = {prediction.outputs: prediction.comparable}
+    ood = tuple(OodSet(name, test, {prediction.outputs: outputs}) for name, outputs in sets.items())
     return Comparison(likelihood, 50, None, None, None, ood=ood)
 
 
@@ -138,6 +139,6 @@ def test_folds_do_not_disturb_the_order():
     by_fold = common.scaled(torch.linspace(0.01, 100, 30, dtype=torch.float64))
     prediction = Prediction("gradient", 5, by_fold, 1.0)
     calibrated = replace(prediction, calibration=Calibration(Factor(1.0, False), (), common))
-    row = measured_row(calibrated, known(Multiclass(), prediction, ood=ood))
+    row = measured_row(calibrated, known(Multiclass(), calibrated, ood=ood))
     for name, (area, _) in expected(Multiclass(), common, ood).items():
         assert row.value(f"ood_auroc_{name}") == pytest.approx(area, abs=1e-12)

@@ -34,8 +34,6 @@ def check_sweep(job: Job) -> None:
 def check_run(run: Run) -> None:
     """Checks that need the network and the data: choices, output files, pictures."""
     protect_inputs(run)
-    for name, split in run.splits.by_name.items():
-        run.passes.reader.check_row(run.passes.model, split, f"the {name} rows")
     for choice in run.choices:
         _check_choice(run, choice)
     _check_posterior(run)

@@ -222,6 +222,9 @@ def _checked_run(
     splits = load_splits(project.spec, names, project.resolve, project.memory, scales)
     first = next(iter(splits.values()))  # the training rows, if they are read
     reader = InputReader.for_model(model, first, device)
+    for name, split in splits.items():
+        if split is not first:
+            reader.check_row(model, split, f"the {name} rows")
     sample = reader.evenly_spaced(first, SAMPLE_ROWS)
     capture = prepare_capture(model, layout, sample, memory)
     for note in capture.notes:

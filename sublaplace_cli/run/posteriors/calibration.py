@@ -21,7 +21,11 @@ def calibrated(problem: Problem, prediction: Prediction, held_out: Prediction) -
     """With a factor on its covariances, or a temperature; unchanged if it is certain of every row."""
     if not (prediction.method == TEMPERATURE or problem.run.calibrates) or prediction.method == MAP:
         return prediction
-    return _fitted(problem, prediction, held_out.outputs)
+    fitted = _fitted(problem, prediction, held_out.outputs)
+    if fitted.calibration is not None and fitted.calibration.factor.at_a_bound:
+        wanted = "no variance at all" if fitted.calibration.factor.value < 1 else "ever more variance"
+        problem.run.reporter.warn(f"{prediction.name}: the held-out rows want {wanted}: its factor is at a bound")
+    return fitted
 
 
 def as_calibrated(prediction: Prediction, outputs: Gaussian) -> Gaussian:
@@ -71,11 +75,9 @@ def _vary(prediction: Prediction) -> Vary:
 
 
 def _fitted(problem: Problem, prediction: Prediction, held_out: Gaussian) -> Prediction:
-    store, reporter, vary = problem.run.store, problem.run.reporter, _vary(prediction)
+    store, vary = problem.run.store, _vary(prediction)
     with store.timed("calibrate"):
         outputs, calibration = problem.calibrator.calibrated(prediction.outputs, held_out, vary)
-    if calibration.factor.at_a_bound:
-        reporter.warn(f"{prediction.name}: the best factor is at a bound: the held-out rows do not determine it")
     samples = prediction.samples
     if samples is not None:
         mean, ratio = prediction.outputs.mean, outputs.variance / prediction.outputs.variance.clamp(min=1e-300)

@@ -11,7 +11,7 @@ from ..catalog import PICTURES, load
 from ..plain_text import visible
 from ..results.metric_table import METRICS
 from ..results.result import Figures, Result, SweepResult
-from .text import short, short_grid, title
+from .text import review_grid, short, short_grid, title
 
 PICTURE_HEADINGS = {
     "curves": "W2 and coverage over k",
@@ -48,6 +48,8 @@ def html_report(result: Result, figures: Figures | None, words: Sequence[str], s
         _gate(result),
         "<h2>Result</h2>",
         _table(columns, rows),
+        *(f"<p>{_escape(line)}.</p>" for line in result.verdict),
+        *_review(result),
         f"<p>σ is the epistemic standard deviation of a method, σ₀² the noise variance. {'; '.join(definitions)}.</p>",
         *_missing(result),
         *_pictures(result, figures),
@@ -76,6 +78,11 @@ def _gate(result: Result) -> str:
     shown = _table(["", "check"], others, text_from=1) if others else ""
     folded = _folded(f"{len(held)} limits that hold", _table(["", "check"], held, text_from=1)) if held else ""
     return f"<p class='banner {kind}'>Gate: {words}</p>{shown}{folded}"
+
+
+def _review(result: Result) -> list[str]:
+    review = review_grid(result)
+    return [] if review is None else [_folded(review[0].removesuffix(":"), _table(*review[1:]))]
 
 
 def _changes(result: Result) -> list[str]:

@@ -131,3 +131,15 @@ def test_a_sweep_names_its_runs():
     assert "run b.pt, seed 1" in text
     assert text.count("Of the first run, a.pt.") == 4
     assert text.count("src='data:image/svg+xml;base64,") == 5
+
+
+def test_the_verdict_and_the_rows_to_look_at():
+    details = {
+        "verdict": {"text": ["worse than <map>"], "nll_against_map": []},
+        "review": {"method": "gradient", "k": 5, "rows": [{"row": 7, "confidence": 0.25}]},
+    }
+    text, page = report(result(row(w2=0.5), details=details))
+    assert "<p>worse than &lt;map&gt;.</p>" in text
+    assert "test rows that gradient (k = 5) is most uncertain of" in text
+    assert "<td>7</td><td>0.25</td>" in text
+    assert "worse than <map>." in "".join(page.words)

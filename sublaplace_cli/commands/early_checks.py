@@ -5,16 +5,19 @@ import numpy as np
 from ..catalog import load_check
 from ..core.selectors import SelectorFacts
 from ..core.tuning.conformal import least_rows
-from ..errors import Reason, UserError
+from ..errors import Reason, RunError, UserError
 from ..files.networks.imports import load_function
 from ..run.job import Choice, Job
 from ..run.output_files import check_predictions, protect_inputs
 from ..run.project import ADD_VALIDATION
 from ..run.rows.sampled import require_all_outputs
 from ..run.run import Run
+from ..sizes import format_bytes
 from .sweep import is_sweep
 
 MOST_CLASSES_NAMED = 5
+SMALL_COVARIANCES = 2**26  # bytes that are held whatever the budget
+COVARIANCES_AT_ONCE = 2  # of all test rows: those of the prior, and those of a posterior
 
 
 def check_sweep(job: Job) -> None:
@@ -37,6 +40,8 @@ def check_run(run: Run) -> None:
     for choice in run.choices:
         _check_choice(run, choice)
     _check_posterior(run)
+    if run.job.command == "evaluate":
+        _check_covariances(len(run.split("test")), run.passes.n_outputs, run.memory)
     if run.job.posterior.conformal is not None:
         _check_conformal(run, run.job.posterior.conformal, run.job.posterior.conformal_by)
     kind = run.job.outputs.plot_kind
@@ -100,6 +105,15 @@ def _check_posterior(run: Run) -> None:
         )
     if run.job.command == "fit" and any(call.is_full for call in calls) and asked.rescale not in (None, "none"):
         raise UserError("--rescale is for sub-networks: the full posterior leaves nothing out")
+
+
+def _check_covariances(n_rows: int, n_outputs: int, memory: int) -> None:
+    """With many classes the C × C covariances of the test rows may be larger than anything else."""
+    needed = 8 * COVARIANCES_AT_ONCE * n_rows * n_outputs**2
+    if needed > max(memory, SMALL_COVARIANCES):
+        found = f"the covariances of {n_outputs} outputs at {n_rows} test rows need about {format_bytes(needed)}"
+        hint = "use fewer test rows (data.splits.test.n), or raise --memory"
+        raise RunError(f"{found}, more than the {format_bytes(memory)} allowed", hint=hint)
 
 
 def _check_conformal(run: Run, level: float, by: str | None) -> None:

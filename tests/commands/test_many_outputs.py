@@ -18,7 +18,7 @@ from sublaplace_cli import load_predictor
 from sublaplace_cli.cli.advice import hint_of
 from sublaplace_cli.cli.settings import Settings
 from sublaplace_cli.core.likelihoods.multiclass import Multiclass
-from sublaplace_cli.errors import UserError
+from sublaplace_cli.errors import RunError, UserError
 from sublaplace_cli.run.rows import passes as passes_module
 from sublaplace_cli.run.rows.sampled import SampledPasses
 
@@ -323,3 +323,12 @@ def test_the_plan_says_what_each_costs(project: Project) -> None:
 
 def test_the_plan_of_few_outputs_is_silent(tmp_path: Path) -> None:
     assert not [key for key in run(Project(tmp_path / "few", "multiclass", 3), dry_run=True) if "hessian" in key]
+
+
+def test_covariances_that_do_not_fit_are_refused_early(tmp_path: Path) -> None:
+    project = Project(tmp_path / "wide", "multiclass", 400, rows=80)
+    with pytest.raises(RunError, match="covariances of 400 outputs at 58 test rows need about") as found:
+        run(project, memory="100MB")
+    assert "data.splits.test.n" in str(found.value)
+    planned = run(project, memory="200MB", dry_run=True)
+    assert planned["n_outputs"] == 400

@@ -19,7 +19,6 @@ from ..core.jacobian.capture import SAMPLE_ROWS, Capture, prepare_capture
 from ..core.likelihoods import Likelihood
 from ..core.network.forward import Inputs, evenly_spaced, map_inputs, row_count
 from ..core.network.layout import Layout, network_digest
-from ..core.posterior.rescale import Rescale
 from ..errors import UserError
 from ..files.artifacts.artifact import Artifact
 from ..files.data.datasets import Preparation
@@ -102,7 +101,7 @@ class Predictor:
                 return self._pass(inputs), single
             parts = [self._pass(_cut(inputs, start)) for start in range(0, n_rows, ROWS_PER_PASS)]
         means, covariances = zip(*((part.mean, part.covariance) for part in parts), strict=True)
-        return Gaussian(torch.cat(means), torch.cat(covariances)), single
+        return Gaussian(torch.cat(means), torch.cat(covariances), parts[0].noise_factor), single
 
     def _is_single(self, rows: Inputs) -> bool:
         found = [tuple(tensor.shape) for tensor in parts_of(rows)]
@@ -124,17 +123,17 @@ class Predictor:
         if fitted.rescale.b:
             return partial(_all_columns, capture, fitted, read_prior(artifact, layout, device)[1])
         columns, covariance = ColumnPass(capture, fitted.posterior.indices), fitted.posterior.serving_covariance
-        return partial(_some_columns, columns, covariance(capture.n_outputs), fitted.rescale)
+        return partial(_some_columns, columns, covariance(capture.n_outputs), fitted)
 
 
 def _some_columns(
-    columns: ColumnPass, covariance_of: Callable[[Tensor], Tensor], rescale: Rescale, inputs: Inputs
+    columns: ColumnPass, covariance_of: Callable[[Tensor], Tensor], fitted: Fitted, inputs: Inputs
 ) -> Gaussian:
     """The outputs from the gradients of S alone."""
     f, J_S = columns(inputs)
     covariance = covariance_of(J_S)
     columns.require_finite(covariance)
-    return Gaussian(f, rescale.apply(covariance, None))
+    return Gaussian(f, fitted.rescale.apply(covariance, None), fitted.noise_factor)
 
 
 def _all_columns(capture: Capture, fitted: Fitted, prior: Tensor, inputs: Inputs) -> Gaussian:
@@ -142,7 +141,7 @@ def _all_columns(capture: Capture, fitted: Fitted, prior: Tensor, inputs: Inputs
     captured = capture(inputs)
     J_S, outside = fitted.columns(captured, prior)
     own = fitted.posterior.column_covariance(J_S, captured.f.shape[1])
-    return Gaussian(captured.f, fitted.rescale.apply(own, outside))
+    return Gaussian(captured.f, fitted.rescale.apply(own, outside), fitted.noise_factor)
 
 
 def load_predictor(path: str | Path, model: nn.Module) -> Predictor:

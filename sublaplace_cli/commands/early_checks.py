@@ -89,6 +89,8 @@ def _check_posterior(run: Run) -> None:
     _check_sampled(run)
     if run.job.posterior.link is not None and run.link is None:
         raise UserError(f"--link is for classes: the task is {run.project.spec.task}")
+    if run.calibrates_noise and not run.calibrates and run.job.posterior.posterior is None:
+        raise UserError("posterior.noise_variance: calibrated needs --rescale calibrated, which fits both")
     if run.calibrates and run.job.posterior.posterior is None:
         run.check_held_out(f"--rescale {run.rescale}")
     if hasattr(run.project.spec.posterior.prior_precision, "tune") and run.job.posterior.posterior is None:

@@ -221,6 +221,7 @@ def _calibration(run: Run, predictions: Sequence[Prediction]) -> dict[str, Any]:
     folds = run.job.posterior.folds if run.held_out == "test" else None
     fitted = [
         {"method": each.method, "k": each.k, "factor": each.calibration.factor.value}
+        | ({"noise_factor": each.calibration.factor.noise} if run.calibrates_noise else {})
         | ({"by_fold": list(each.calibration.by_fold)} if each.calibration.by_fold else {})
         for each in predictions
         if each.calibration is not None

@@ -109,4 +109,4 @@ def _predict(
     run.passes.float64_checks.report(name, split, run.passes.float64_checks.replaced_rows(split))
     f = torch.cat(fs)
     samples = f + torch.cat(draws).T.reshape(-1, *f.shape) if draws else None
-    return Gaussian(f, torch.cat(covariances)), samples
+    return Gaussian(f, torch.cat(covariances), fitted.noise_factor), samples

@@ -15,6 +15,7 @@ class Gaussian:
 
     mean: Tensor  # (M, C)
     covariance: Tensor  # (M, C, C)
+    noise_factor: float | Tensor = 1.0  # on the noise variance of a likelihood that has one: for all rows, or (M, 1)
     _kept: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -31,16 +32,24 @@ class Gaussian:
         return self.variance.clamp(min=0).sqrt()
 
     def rows(self, which: Tensor) -> Self:
-        return type(self)(self.mean[which], self.covariance[which])
+        noise = self.noise_factor
+        return type(self)(
+            self.mean[which], self.covariance[which], noise[which] if isinstance(noise, Tensor) else noise
+        )
 
     def some(self, which: slice) -> Self:
         """Some of the outputs."""
-        return type(self)(self.mean[:, which], self.covariance[:, which, which])
+        return type(self)(self.mean[:, which], self.covariance[:, which, which], self.noise_factor)
+
+    def with_noise(self, factor: float | Tensor) -> Self:
+        """With another factor on the noise variance: one, or one per row (M,)."""
+        t = factor if isinstance(factor, (int, float)) else factor.reshape(-1, 1)
+        return type(self)(self.mean, self.covariance, t)
 
     def scaled(self, factor: float | Tensor) -> Self:
         """With the covariance times one factor, or one per row (M,)."""
         c = factor if isinstance(factor, (int, float)) else factor.reshape(-1, 1, 1)
-        return type(self)(self.mean, self.covariance * c)
+        return type(self)(self.mean, self.covariance * c, self.noise_factor)
 
     def once(self, key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
         """`compute()`, kept for the next call: class probabilities are integrals, and many metrics need them."""

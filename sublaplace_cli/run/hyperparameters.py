@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..catalog import CALIBRATED
 from ..core.likelihoods import Likelihood
 from ..errors import UserError
 from ..files.spec.models import PosteriorSpec
@@ -75,7 +76,7 @@ def settled_by_spec(run: Run, train_outputs: Tensor | None) -> Hyperparameters:
 
 def noise_is_from_train(posterior: PosteriorSpec) -> bool:
     """Whether the noise variance starts as the residual mean square of the training rows."""
-    return posterior.noise_variance in ("auto", MARGLIK)
+    return posterior.noise_variance in ("auto", MARGLIK, CALIBRATED)
 
 
 def with_noise(run: Run, train_outputs: Tensor | None) -> Likelihood:

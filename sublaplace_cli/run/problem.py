@@ -199,7 +199,7 @@ class Problem:
         targets, run = self.run.targets(self.run.held_out), self.run
         assert targets is not None, "they were checked before"
         n_folds = run.job.posterior.folds if run.held_out == "test" else None
-        return Calibrator(self.hyperparameters.likelihood, targets, n_folds)
+        return Calibrator(self.hyperparameters.likelihood, targets, n_folds, run.calibrates_noise)
 
     @property
     def other_reference(self) -> Jacobian | None:

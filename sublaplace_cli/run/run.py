@@ -81,6 +81,10 @@ class Run:
         return self.rescale == CALIBRATED
 
     @property
+    def calibrates_noise(self) -> bool:
+        return self.project.spec.posterior.noise_variance == CALIBRATED
+
+    @property
     def needs_held_out_rows(self) -> bool:
         """Whether methods predict held-out rows, and not only the test rows."""
         return self.calibrates or self.job.posterior.conformal is not None

@@ -203,6 +203,41 @@ def test_the_noise_of_held_out_rows(tool: Tool, make) -> None:
     assert fitted["noise_variance"] == result["noise_variance"]
 
 
+@pytest.mark.parametrize("validation", [False, True])
+def test_the_noise_is_calibrated_too_where_asked(tool: Tool, make, validation: bool) -> None:
+    """Factor and noise together predict no worse than the factor alone, and a posterior keeps both."""
+    project = make("regression", rows=ROWS)
+    if validation:
+        spec = project.spec["data"]
+        spec["splits"] |= {"test": {"rows": "22:60"}, "validation": {"rows": "60:"}}
+        project.use(data=spec)
+    project.use(posterior={"noise_variance": "calibrated"})
+    refused(tool("evaluate", "--k", K, cwd=project.folder), "needs --rescale calibrated")
+    result = tool("evaluate", *options(project, "--json"), cwd=project.folder).json()
+    fitted = {each["method"]: each for each in result["calibration"]["factors"]}
+    c, t, sigma2 = fitted["gradient"]["factor"], fitted["gradient"]["noise_factor"], result["noise_variance"]
+    x, y = project.tensors()
+    f = project.model.double()(x).detach()
+    held_out = slice(60, None) if validation else slice(22, None)
+    mean_square = float((y - f)[held_out].square().mean())
+    # A parabola through three points an eighth of a decade apart: the likelihood is flat there.
+    assert fitted["map"]["noise_factor"] * sigma2 == pytest.approx(mean_square, rel=2e-2)
+    path = tool("fit", *options(project, "--json"), cwd=project.folder).json()["artifacts"][
+        "posterior-gradient-k12-calibrated"
+    ]
+    predict = load_predictor(path, project.model.double())
+    (_, std), (_, total) = predict(x[22:]), predict.observations(x[22:])
+    torch.testing.assert_close(total, (std.square() + t * sigma2).sqrt(), rtol=1e-6, atol=0)
+    served = tool("evaluate", "--posterior", path, "--dtype", "float64", "--json", cwd=project.folder).json()
+    rows = slice(22, 60) if validation else slice(22, None)
+    expected = -torch.distributions.Normal(f[rows], total[: len(f[rows])]).log_prob(y[rows]).mean()
+    assert served["rows"][0]["nll"] == pytest.approx(float(expected), rel=1e-6)
+    assert served["rows"][0]["ipv"] == pytest.approx(result["rows"][0]["ipv"], rel=1e-9)
+    if validation:
+        assert result["rows"][0]["nll"] == pytest.approx(float(expected), rel=1e-6)
+    assert c > 0
+
+
 def test_marglik_is_no_guide_to_a_network_that_knows_its_training_rows(tool: Tool, make) -> None:
     project = make("binary", rows=ROWS)
     project.use(posterior={"prior_precision": "marglik"})

@@ -33,4 +33,4 @@ class Regression(GaussianNoise):
         return float((targets - f).square().sum()), 0.0
 
     def noise(self, outputs: Gaussian) -> Tensor:
-        return torch.full_like(outputs.mean, self.noise_variance)
+        return torch.full_like(outputs.mean, self.noise_variance) * outputs.noise_factor

@@ -1,7 +1,7 @@
 """One positive number, such as a factor on all variances, chosen by targets of rows that it is not used for."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ PER_DECADE = 8
 LARGEST_POWER = 8 * PER_DECADE  # from 1e-8 to 1e8
 POWER_STEPS = (2 * PER_DECADE, PER_DECADE // 2, 1)
 FOLD_SEED = 0
+MOST_ROUNDS = 20  # of fitting two factors in turn
+SETTLED = 1e-3  # relative change of the second one from which on they stay
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Factor:
 
     value: float
     at_a_bound: bool
+    noise: float = 1.0  # the factor on the noise variance that was fitted with it, if it was
 
 
 def fold_numbers(n_rows: int, n_folds: int) -> Tensor:
@@ -104,26 +107,51 @@ class Calibrator:
     likelihood: Likelihood
     targets: Tensor  # of the held-out rows
     n_folds: int | None  # None: they are other rows than those to predict
+    fits_noise: bool = False  # with a second factor, on the noise variance
 
     def together(self, held_out: Gaussian, vary: Vary = scaled_variance) -> Factor:
         """By all held-out rows: what a posterior keeps for new rows."""
         everything = torch.ones(len(held_out.mean), dtype=torch.bool, device=held_out.mean.device)
-        return best_factors(self._losses(held_out, vary), [everything])[0]
+        return self._best(held_out, vary, [everything])[0]
 
     def calibrated(
         self, outputs: Gaussian, held_out: Gaussian, vary: Vary = scaled_variance
     ) -> tuple[Gaussian, Calibration]:
-        """The outputs, each row with a factor that has not seen its target."""
+        """The outputs, each row with factors that have not seen its target."""
         if self.n_folds is None:
             factor = self.together(held_out, vary)
-            common = vary(outputs, factor.value)
+            common = vary(outputs, factor.value).with_noise(factor.noise)
             return common, Calibration(factor, (), common)
         fold = fold_numbers(len(outputs.mean), self.n_folds).to(outputs.mean.device)
         groups = [torch.ones_like(fold, dtype=torch.bool), *(fold != number for number in range(self.n_folds))]
-        together, *factors = best_factors(self._losses(outputs, vary), groups)
-        by_fold = torch.tensor([factor.value for factor in factors], dtype=torch.float64, device=fold.device)
-        found = Calibration(together, tuple(by_fold.tolist()), vary(outputs, together.value))
-        return vary(outputs, by_fold[fold]), found
+        together, *factors = self._best(outputs, vary, groups)
+        by_fold = torch.tensor([[own.value, own.noise] for own in factors], dtype=torch.float64, device=fold.device)
+        value, noise = by_fold[fold].unbind(1)  # of each row
+        common = vary(outputs, together.value).with_noise(together.noise)
+        own = vary(outputs, value).with_noise(noise if self.fits_noise else 1.0)
+        return own, Calibration(together, tuple(by_fold[:, 0].tolist()), common)
 
-    def _losses(self, held_out: Gaussian, vary: Vary) -> Callable[[float], Tensor]:
-        return lambda factor: self.likelihood.nll(vary(held_out, factor), self.targets)
+    def _best(self, held_out: Gaussian, vary: Vary, groups: list[Tensor]) -> list[Factor]:
+        if self.fits_noise:
+            return [self._best_two(held_out, vary, group) for group in groups]
+        return best_factors(lambda factor: self._losses(vary(held_out, factor)), groups)
+
+    def _best_two(self, held_out: Gaussian, vary: Vary, group: Tensor) -> Factor:
+        """The factors on the variances and on the noise, each for the other's best value, in turn."""
+        found, noise = Factor(1.0, at_a_bound=False), 1.0
+        for _ in range(MOST_ROUNDS):
+            (found,) = best_factors(self._at_noise(held_out, vary, noise), [group])
+            (other,) = best_factors(self._at_variance(vary(held_out, found.value)), [group])
+            before, noise = noise, other.value
+            if abs(noise / before - 1) < SETTLED:
+                break
+        return replace(found, noise=noise)
+
+    def _at_noise(self, held_out: Gaussian, vary: Vary, noise: float) -> Callable[[float], Tensor]:
+        return lambda factor: self._losses(vary(held_out, factor).with_noise(noise))
+
+    def _at_variance(self, held_out: Gaussian) -> Callable[[float], Tensor]:
+        return lambda noise: self._losses(held_out.with_noise(noise))
+
+    def _losses(self, outputs: Gaussian) -> Tensor:
+        return self.likelihood.nll(outputs, self.targets)

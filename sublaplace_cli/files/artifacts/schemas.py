@@ -193,6 +193,7 @@ class SubnetPosteriorData(FullPosteriorData):
     remainder: NotNegative
     rescaling: Annotated[str, Field(pattern=f"^({'|'.join(RESCALES)})$")]
     link: Annotated[str, Field(pattern=f"^({'|'.join(LINKS)})$")] | None
+    noise_factor: Positive
     n_train: Count
     row_outputs: Count | None = None  # rows of A per training row; not in files of early versions: all outputs
     scale_shapes: dict[Literal["input", "target"], list[Size]]

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
-from ...catalog import ARCHITECTURES, LINKS, OUTPUTS, RESCALES, TASKS, Task
+from ...catalog import ARCHITECTURES, CALIBRATED, LINKS, OUTPUTS, RESCALES, TASKS, Task
 from ...errors import suggestion
 from ...results.limits import Limit, regression_amount
 from ...results.metric_table import METRICS
@@ -114,10 +114,10 @@ def _prior_precision(value: object) -> object:
 def _noise_variance(value: object) -> object:
     if isinstance(value, (Mapping, NoiseFrom)):
         return NoiseFrom.model_validate(value, by_alias=True, by_name=False)
-    if value in ("auto", "marglik"):
+    if value in ("auto", "marglik", CALIBRATED):
         return value
     if not is_number(value):
-        raise refuse(wrong("'auto', 'marglik', a number above 0 or {from: test or validation}", value))
+        raise refuse(wrong("'auto', 'marglik', 'calibrated', a number above 0 or {from: test or validation}", value))
     return positive(value)
 
 
@@ -139,7 +139,9 @@ class PosteriorSpec(Part):
     prior_precision: Annotated[
         float | Literal["marglik"] | Tune | dict[str, float | Literal["marglik"]], by_hand(_prior_precision)
     ] = 1.0
-    noise_variance: Annotated[Literal["auto", "marglik"] | float | NoiseFrom, by_hand(_noise_variance)] = "auto"
+    noise_variance: Annotated[
+        Literal["auto", "marglik", "calibrated"] | float | NoiseFrom, by_hand(_noise_variance)
+    ] = "auto"
     rescale: Annotated[str, one_of(RESCALES)] = "none"
     link: Annotated[str, one_of(LINKS)] | None = None
     hessian: Annotated[Literal["exact"] | Sampled, by_hand(_hessian)] | None = None
@@ -231,7 +233,7 @@ def _outputs_and_noise(raw: Mapping[str, Any], task: str, known: Task) -> Iterat
     if tasks and task not in tasks:
         yield Finding(("outputs",), f"only for task {' or '.join(tasks)}, but task is {task}")
     noise = mapping(raw.get("posterior")).get("noise_variance", "auto")
-    is_set = is_number(noise) or mapping(noise) or noise == "marglik"
+    is_set = is_number(noise) or mapping(noise) or noise in ("marglik", CALIBRATED)
     if is_set and not known.one_noise:
         message = f"only for task {_NOISE_TASKS}, but task is {task}"
         yield Finding(("posterior", "noise_variance"), message)

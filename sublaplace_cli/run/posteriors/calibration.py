@@ -31,7 +31,9 @@ def calibrated(problem: Problem, prediction: Prediction, held_out: Prediction) -
 def as_calibrated(prediction: Prediction, outputs: Gaussian) -> Gaussian:
     """Other outputs of the same method, with the factor of a calibrated prediction."""
     fitted = prediction.calibration
-    return outputs if fitted is None else _vary(prediction)(outputs, fitted.factor.value)
+    if fitted is None:
+        return outputs
+    return _vary(prediction)(outputs, fitted.factor.value).with_noise(fitted.factor.noise)
 
 
 def at_other_rows(judged: Sequence[Prediction], there: Mapping[str, Prediction], f: Tensor) -> dict[Gaussian, Gaussian]:
@@ -47,7 +49,7 @@ def rivals(problem: Problem, predictions: Sequence[Prediction]) -> list[Predicti
     """What every table shows: the network alone, and for classes the two ways to calibrate it without a posterior."""
     run, test = problem.run, problem.predicted("test")
     network = Prediction(MAP, None, rival_outputs(MAP, test.f), 0.0)
-    shown = [network]
+    shown = [_fitted(problem, network, rival_outputs(MAP, problem.held_out.f)) if run.calibrates_noise else network]
     if TASKS[run.project.spec.task].labels and can_calibrate(problem):
         certain = replace(network, method=TEMPERATURE, freedom=None, own_mean=True)
         constant = Prediction(CONSTANT, None, rival_outputs(CONSTANT, test.f), None)

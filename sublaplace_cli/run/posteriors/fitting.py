@@ -38,6 +38,7 @@ class Fitted:
 
     posterior: SubnetPosterior
     rescale: Rescale
+    noise_factor: float = 1.0  # on the noise variance of new rows
     held_out: Tensor | None = None  # its covariances at the rows that it was calibrated on, if it was just now
 
     def columns(self, captured: Captured, prior: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -120,7 +121,7 @@ def _calibrated(problem: Problem, posteriors: Sequence[SubnetPosterior], missing
     covariances = path_covariances(posteriors, rows.jacobian, problem.run.memory)
     with problem.run.store.timed("calibrate"):
         factors = [calibrator.together(Gaussian(rows.f, covariance)) for covariance in covariances]
-    return [Fitted(posteriors[i], Rescale(factors[i].value), covariances[i]) for i in missing]
+    return [Fitted(posteriors[i], Rescale(factors[i].value), factors[i].noise, covariances[i]) for i in missing]
 
 
 def _content(problem: Problem, name: str, fitted: Fitted) -> Content | None:
@@ -130,6 +131,7 @@ def _content(problem: Problem, name: str, fitted: Fitted) -> Content | None:
     shapes, scales = _scales(train)
     numbers: dict[str, Any] = {"form": posterior.form, "freedom": posterior.freedom, "condition": posterior.condition}
     numbers |= {"rescale": fitted.rescale.c, "remainder": fitted.rescale.b, "n_train": len(train)}
+    numbers |= {"noise_factor": fitted.noise_factor}
     numbers |= {"row_outputs": run.passes.over("train").row_outputs}
     numbers |= {"scale_shapes": shapes, "serving": run.serving, **posterior_facts(problem.hyperparameters)}
     tensors = {**posterior.tensors(), **scales}
@@ -180,9 +182,9 @@ def read_fitted(artifact: Artifact, n_params: int, n_outputs: int, device: torch
     rest = (meta["condition"], lambda: meta["freedom"], memory)
     rescale = Rescale(meta["rescale"], meta["remainder"])
     if meta["form"] == SubnetPrimal.form:
-        return Fitted(SubnetPrimal(indices, prior, factor, *rest), rescale)
+        return Fitted(SubnetPrimal(indices, prior, factor, *rest), rescale, meta["noise_factor"])
     columns = artifact.tensor("columns", (k, rows)).to(device)
-    return Fitted(SubnetDual(indices, prior, factor, *rest, columns), rescale)
+    return Fitted(SubnetDual(indices, prior, factor, *rest, columns), rescale, meta["noise_factor"])
 
 
 def read_prior(artifact: Artifact, layout: Layout, device: torch.device) -> tuple[Any, Tensor]:

@@ -9,7 +9,7 @@ from core.problems import random_matrix
 from sublaplace_cli.core.gaussian import Gaussian
 from sublaplace_cli.core.likelihoods.binary import Binary
 from sublaplace_cli.core.likelihoods.regression import Regression
-from sublaplace_cli.core.tuning.calibration import best_factors, fold_numbers
+from sublaplace_cli.core.tuning.calibration import Calibrator, best_factors, fold_numbers
 
 ROWS = 60
 EVERYTHING = torch.ones(ROWS, dtype=torch.bool)
@@ -83,3 +83,41 @@ def test_folds_are_of_equal_size_and_always_the_same(rows, folds):
     sizes = torch.bincount(fold, minlength=folds)
     assert int(sizes.max() - sizes.min()) <= 1
     assert torch.equal(fold, fold_numbers(rows, folds))
+
+
+@pytest.mark.parametrize(("scale", "noise"), [(1.0, 1.0), (3.0, 0.2), (0.4, 2.0)])
+def test_two_factors_are_those_of_a_fine_search(scale, noise):
+    """One on the variances, one on the noise: rows with a large σ tell them apart."""
+    rows = 400
+    f, std = random_matrix(rows, 1, seed=1), torch.logspace(-2, 1, rows, dtype=torch.float64).unsqueeze(1)
+    total = (scale * std.square() + noise).sqrt()
+    targets = f + total * random_matrix(rows, 1, seed=3)
+    outputs = Gaussian(f, torch.diag_embed(std.square()))
+    likelihood = Regression(1.0)
+    found = Calibrator(likelihood, targets, None, fits_noise=True).together(outputs)
+
+    def loss(c: float, t: float) -> float:
+        return float(likelihood.nll(outputs.scaled(c).with_noise(t), targets).mean())
+
+    grid = torch.logspace(-2, 2, 161, dtype=torch.float64).tolist()
+    best = min(loss(c, t) for c in grid for t in grid)
+    assert loss(found.value, found.noise) <= best + 1e-4
+    assert found.value == pytest.approx(scale, rel=0.3)
+    assert found.noise == pytest.approx(noise, rel=0.3)
+
+
+def test_two_factors_in_folds_have_not_seen_their_rows():
+    rows, folds = 60, 3
+    f, std = random_matrix(rows, 1, seed=1), 0.2 + random_matrix(rows, 1, seed=2).abs()
+    targets, outputs = f + random_matrix(rows, 1, seed=3), Gaussian(f, torch.diag_embed(std.square()))
+    calibrator = Calibrator(Regression(0.5), targets, folds, fits_noise=True)
+    own, calibration = calibrator.calibrated(outputs, outputs)
+    fold = fold_numbers(rows, folds)
+    for number in range(folds):
+        others = fold != number
+        alone = Calibrator(Regression(0.5), targets[others], None, fits_noise=True)
+        expected = alone.together(Gaussian(f[others], outputs.covariance[others]))
+        here = (fold == number).nonzero().flatten()
+        assert own.noise_factor[here].flatten().tolist() == pytest.approx([expected.noise] * len(here), rel=1e-9)
+        assert torch.allclose(own.covariance[here], expected.value * outputs.covariance[here], rtol=1e-9)
+    assert calibration.common.noise_factor == calibration.factor.noise

@@ -85,6 +85,12 @@ def workflow_steps():
     ]
 
 
+def test_the_baseline_names_no_folder():
+    artifacts = json.loads((ROOT / "examples" / "ci" / "baseline.json").read_text())["artifacts"]
+    assert artifacts
+    assert all(path == f"{stem}.safetensors" for stem, path in artifacts.items())
+
+
 def test_the_workflow_runs_as_an_action_would_run_it(checkout, tmp_path):
     folder, steps = workflow_steps()
     assert [step["name"] for step in steps] == ["gate", "report"]

@@ -49,7 +49,7 @@ def verdict(predictions: Sequence[Prediction], rivals: Sequence[Prediction], kno
     best = min(posteriors, key=lambda each: each.nll)
     text = [*_worse_than_map(posteriors, network), _best(best, simple)]
     rival = min(simple, key=lambda each: each.nll)
-    if rival is not network and best.better_by(rival)[1] < CLEAR:
+    if best.better_by(rival)[1] < CLEAR:
         how = "clearly better" if rival.better_by(best)[1] >= CLEAR else "not clearly worse"
         text.append(
             f"{rival.prediction.name} needs no posterior and is {how}: only the order of the rows "

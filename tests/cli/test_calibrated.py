@@ -317,9 +317,11 @@ def test_a_posterior_that_is_worse_than_map_is_said_to_be(tool: Tool, make) -> N
     result = tool("evaluate", "--k", 41, "--json", cwd=project.folder)
     assert "worse than the network alone (map" in result.err
     assert "--rescale calibrated" in result.err
-    assert "map needs no posterior and is clearly better" in result.err
+    assert "map needs no posterior and is clearly better; before you decide, compare with" in result.err
     better = tool("evaluate", "--k", 41, "--rescale", "calibrated", "--json", cwd=project.folder)
     assert "--rescale calibrated" not in better.err
+    assert "only the order of the rows" in better.err
+    assert "only the order of the rows" not in result.err
     assert better.json()["rows"][0]["nll"] < result.json()["rows"][0]["nll"]
 
 

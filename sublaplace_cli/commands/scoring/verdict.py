@@ -50,13 +50,18 @@ def verdict(predictions: Sequence[Prediction], rivals: Sequence[Prediction], kno
     text = [*_worse_than_map(posteriors, network), _best(best, simple)]
     rival = min(simple, key=lambda each: each.nll)
     if best.better_by(rival)[1] < CLEAR:
-        how = "clearly better" if rival.better_by(best)[1] >= CLEAR else "not clearly worse"
-        text.append(
-            f"{rival.prediction.name} needs no posterior and is {how}: only the order of the rows "
-            "(rejecting some, finding unknown inputs, choosing new data) can justify one here"
-        )
+        text.append(_conclusion(best, rival))
     compared = [_numbers(each, network) for each in judged]
     return {"text": text, "nll_against_map": compared}
+
+
+def _conclusion(best: _Judged, rival: _Judged) -> str:
+    how = "clearly better" if rival.better_by(best)[1] >= CLEAR else "not clearly worse"
+    found = f"{rival.prediction.name} needs no posterior and is {how}"
+    if best.prediction.calibration is None:  # its size may be all that is wrong with it
+        return f"{found}; before you decide, compare with --rescale {CALIBRATED}"
+    what_is_left = "(rejecting some, finding unknown inputs, choosing new data)"
+    return f"{found}: only the order of the rows {what_is_left} can justify one here"
 
 
 def has_posterior(prediction: Prediction) -> bool:

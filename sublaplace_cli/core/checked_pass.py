@@ -48,6 +48,7 @@ class CheckedPass:
     kinks: NearKinks
     sample_differences: tuple[float, ...]  # of the rows of the sample
     sample_near: tuple[int, ...] = ()  # numbers in the sample of the rows near a kink, if some row differs
+    n_wide: int = 0  # activations that are too wide to be watched
 
     @classmethod
     def of(
@@ -67,7 +68,7 @@ class CheckedPass:
         roundings = measured_rounding(seen.seen, [z for z, _ in exactly_seen.seen])
         sees_all = of_modules.seen == [(z.shape, kinks) for z, kinks in seen.seen]
         kinks = NearKinks(roundings, modules if sees_all else None)
-        made = cls(capture, exact, kinks, tuple(differences))
+        made = cls(capture, exact, kinks, tuple(differences), n_wide=seen.n_wide)
         return made if max(differences) <= MOST_DIFFERENCE else replace(made, sample_near=tuple(made(sample, U)[1]))
 
     def __call__(self, inputs: Inputs, U: Tensor | None = None) -> tuple[Captured, list[int]]:

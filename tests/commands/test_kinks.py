@@ -13,6 +13,7 @@ from torch import nn
 
 from sublaplace_cli.cli.settings import Settings
 from sublaplace_cli.core.jacobian.capture import Capture
+from sublaplace_cli.core.network import kinks
 from sublaplace_cli.files.artifacts.artifact import open_artifact
 
 
@@ -184,3 +185,12 @@ def test_networks_that_float32_or_float64_does_not_suit(project: Project, what: 
         assert any("sampled train rows" in text and text.endswith("Use --dtype float64") for text in heard.warned)
     else:
         assert len([text for text in heard.said if "does not run in float64" in text]) == 1
+
+
+@pytest.mark.parametrize(("most", "is_said"), [(4, False), (3, True)])
+def test_layers_too_wide_to_be_watched_are_named(project: Project, monkeypatch, most: int, is_said: bool) -> None:
+    """The network has one ReLU of three units."""
+    monkeypatch.setattr(kinks, "MOST_UNITS", most)
+    heard = Heard()
+    run(project, "run", heard=heard)
+    assert any("1 activations have" in note and "--dtype float64" in note for note in heard.said) is is_said

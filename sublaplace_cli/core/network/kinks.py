@@ -77,11 +77,16 @@ class Watch(Generic[Measured]):
         super().__init__()
         self.n_rows, self.measure = n_rows, measure
         self.seen: list[Measured] = []
+        self.n_wide = 0  # activations with too many units per row to be watched
 
     def look(self, z: Any, kinks: Kinks) -> None:
         if not kinks or not isinstance(z, Tensor) or not z.is_floating_point() or z.is_meta:
             return  # an exported graph runs once without values before each new shape
-        if z.ndim and len(z) == self.n_rows and z.numel() < MOST_UNITS * self.n_rows:
+        if not z.ndim or len(z) != self.n_rows:
+            return
+        if z.numel() >= MOST_UNITS * self.n_rows:
+            self.n_wide += 1
+        else:
             self.seen.append(self.measure(len(self.seen), z.detach(), kinks))
 
 

@@ -38,7 +38,8 @@ BELOW: dict[str, set[str]] = {
     "distributed": {"core"} | ANYWHERE,
     "run": {"core", "files", "results", "__version__"} | ANYWHERE,
     "commands": {"run", "core", "files", "results"} | ANYWHERE,
-    "cli": {"commands", "run.job", "render", "results", "distributed", "files.spec", "__version__"} | ANYWHERE,
+    "guide": set(),
+    "cli": {"guide", "commands", "run.job", "render", "results", "distributed", "files.spec", "__version__"} | ANYWHERE,
     "api": {"commands", "run", "files", "core", "results", "architectures"}
     | {"cli.deliver", "cli.settings", "cli.usage"}
     | ANYWHERE,

@@ -256,8 +256,9 @@ def test_the_public_names_are_those_that_can_be_imported():
         _ = sublaplace_cli.no_such_name
 
 
-def test_the_readme_lists_the_public_names():
-    section = (ROOT / "README.md").read_text().partition("<!-- api -->")[2].partition("<!-- /api -->")[0]
+def test_the_guide_lists_the_public_names():
+    guide = (ROOT / "sublaplace_cli/guide/python.md").read_text()
+    section = guide.partition("<!-- api -->")[2].partition("<!-- /api -->")[0]
     first_cells = re.findall(r"^\|([^|]*)\|", section, flags=re.MULTILINE)
     named = [name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)]
     assert sorted(named) == sorted(sublaplace_cli.__all__)

@@ -1,4 +1,4 @@
-"""The README cannot drift: its commands run, and it names what there is."""
+"""The README and the guides cannot drift: their commands run, their links lead somewhere, they name what there is."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ import yaml
 from cli.cli_tools import Tool, shell
 from safetensors.torch import load_file, save_file
 
-from sublaplace_cli import catalog
+from sublaplace_cli import catalog, guide
 from sublaplace_cli.cli.settings import COMMANDS, Settings, Text
 from sublaplace_cli.files.spec import models as spec_models
 from sublaplace_cli.files.spec.data import SplitSpec
 from sublaplace_cli.files.spec.loading import load_spec
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-COMMAND_LINES = re.findall(r"^\$ (?!bash )(.+)$", README, flags=re.MULTILINE)
+PAGES = {"README": ROOT / "README.md", **{topic: guide.FOLDER / f"{topic}.md" for topic in guide.TOPICS}}
+README = PAGES["README"].read_text()
+DOCS = "\n".join(page.read_text() for page in PAGES.values())
 
 
 @pytest.fixture
@@ -42,10 +43,14 @@ def quickstart(tmp_path):
     return folder
 
 
-def test_every_command_of_the_readme_runs(tmp_path, quickstart):
-    assert COMMAND_LINES
+def command_lines(page):
+    return re.findall(r"^\$ (?!bash )(.+)$", page.read_text(), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [name for name, page in PAGES.items() if command_lines(page)])
+def test_every_command_runs(tmp_path, quickstart, page):
     tool = Tool(tmp_path)
-    for line in COMMAND_LINES:
+    for line in command_lines(PAGES[page]):
         if "--nnodes" in line:  # needs the machines that it names
             continue
         if line.startswith("torchrun "):
@@ -57,8 +62,30 @@ def test_every_command_of_the_readme_runs(tmp_path, quickstart):
             code, out, err = done.code, done.out, done.err
         assert code == 0, f"{line}\n{err}"
         assert out.strip(), line
-    assert (quickstart / "predictions.csv").read_text().startswith("method,k,row,output,mean,std")
-    assert (quickstart / "curves.png").stat().st_size > 10_000
+    if page == "README":
+        assert (quickstart / "predictions.csv").read_text().startswith("method,k,row,output,mean,std")
+        assert (quickstart / "curves.png").stat().st_size > 10_000
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 220
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files_and_headings(page):
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", PAGES[page].read_text()):
+        name, _, anchor = target.partition("#")
+        file = (PAGES[page].parent / name) if name else PAGES[page]
+        assert file.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", file.read_text(), flags=re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+def test_every_guide_is_a_topic_and_in_the_readme():
+    assert {page.stem for page in guide.FOLDER.glob("*.md")} == set(guide.TOPICS)
+    for topic in guide.TOPICS:
+        assert f"(sublaplace_cli/guide/{topic}.md)" in README
 
 
 def by_torchrun(line, folder, cwd):
@@ -86,7 +113,7 @@ def expanded(line, folder):
 
 
 def test_the_scripts_that_the_readme_names_exist():
-    for line in re.findall(r"^\$ bash (\S+)", README, flags=re.MULTILINE):
+    for line in re.findall(r"^\$ bash (\S+)", DOCS, flags=re.MULTILINE):
         assert (ROOT / line).is_file()
 
 
@@ -99,12 +126,12 @@ def test_the_spec_of_the_readme_is_valid(tmp_path):
 
 @pytest.mark.parametrize("name", [*catalog.METHODS, *COMMANDS, *catalog.FORMATS])
 def test_methods_commands_and_formats_are_documented(name):
-    assert f"`{name}`" in README or f"sublaplace {name}" in README
+    assert f"`{name}`" in DOCS or f"sublaplace {name}" in DOCS
 
 
 @pytest.mark.parametrize("name", [*catalog.DATA_FORMATS, *catalog.ARCHITECTURES, *catalog.TASKS])
 def test_spec_values_are_documented(name):
-    assert name in README
+    assert name in DOCS
 
 
 def spec_keys():
@@ -118,7 +145,7 @@ def spec_keys():
 
 @pytest.mark.parametrize("key", sorted(set(spec_keys())))
 def test_spec_keys_are_documented(key):
-    assert key in README
+    assert key in DOCS
 
 
 def test_the_quickstart_table_of_the_readme_is_what_the_tool_prints(tmp_path):

@@ -59,7 +59,8 @@ app = typer.Typer(
     cls=CommandGroup,
     help="Sub-network Laplace approximations: how uncertain is each prediction of a trained network, with a "
     "posterior over k well-chosen parameters, and how close is that to the full Laplace posterior?",
-    epilog="Try: sublaplace evaluate --method gradient --k 1000   (in a folder with a sublaplace.yaml)",
+    epilog="Try: sublaplace evaluate --method gradient --k 1000   (in a folder with a sublaplace.yaml)   "
+    "or: sublaplace help",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
@@ -130,6 +131,18 @@ for _name, _about in COMMANDS.items():
     about, epilog = _about.help, _about.epilog()
     declare = app.command(_name, cls=ParsedCommand, help=about, epilog=epilog, context_settings=own_help)
     declare(_command(_name))
+
+
+@app.command("help", cls=ParsedCommand, context_settings={"help_option_names": ["--help"]})
+def _help(topic: Annotated[str | None, typer.Argument(metavar="TOPIC", show_default=False)] = None) -> None:
+    """Show a guide in the terminal; without a topic, list them."""
+    from .help_topics import show_topic
+
+    try:
+        show_topic(topic)
+    except SublaplaceError as error:
+        Console().error(error)
+        raise typer.Exit(error.exit_code) from error
 
 
 def _execute(command: str, settings: Settings) -> None:

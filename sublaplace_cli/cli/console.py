@@ -132,6 +132,15 @@ def _stdout() -> Iterator[None]:
             raise RunError(f"could not write the result to stdout: {error.strerror}") from error
 
 
+def print_markdown(text: str) -> None:
+    """Print Markdown to stdout, formatted for the terminal."""
+    from rich.console import Console as RichConsole
+    from rich.markdown import Markdown
+
+    with _stdout():
+        RichConsole(file=sys.stdout).print(Markdown(text, hyperlinks=False))
+
+
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     """Print a table to stdout, as wide as the terminal."""
     from rich.console import Console as RichConsole

@@ -61,10 +61,10 @@ def gave_up(run: Run, rank: int, size: int) -> None:
     assert len(run.err.strip().splitlines()) == 2, run.err
 
 
-def test_the_limit_is_the_one_of_the_readme() -> None:
+def test_the_limit_is_the_one_of_the_guide() -> None:
     assert timedelta(minutes=2) == process_group.JOIN_TIMEOUT
-    readme = Path(__file__).parents[2].joinpath("README.md").read_text()
-    assert "Ranks that do not find each other give up after two minutes." in readme
+    guide = Path(__file__).parents[2].joinpath("sublaplace_cli/guide/devices.md").read_text()
+    assert "Ranks that do not find each other give up after two minutes." in guide
 
 
 @pytest.mark.parametrize("rank", [0, 1])

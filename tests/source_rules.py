@@ -37,7 +37,7 @@ BELOW: dict[str, set[str]] = {
     "files": {"core", "results", "architectures"} | ANYWHERE,
     "distributed": {"core"} | ANYWHERE,
     "run": {"core", "files", "results", "__version__"} | ANYWHERE,
-    "commands": {"run", "core", "files", "results"} | ANYWHERE,
+    "commands": {"run", "core", "files", "results", "architectures"} | ANYWHERE,
     "guide": set(),
     "cli": {"guide", "commands", "run.job", "render", "results", "distributed", "files.spec", "__version__"} | ANYWHERE,
     "api": {"commands", "run", "files", "core", "results", "architectures"}

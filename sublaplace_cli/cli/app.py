@@ -19,7 +19,7 @@ from .. import __version__, signals
 from ..errors import Reason, SublaplaceError
 from .advice import ADVICE, hint_of
 from .console import Console, print_result
-from .settings import COMMANDS, Settings
+from .settings import COMMANDS, Command, Settings
 
 
 @contextlib.contextmanager
@@ -126,14 +126,44 @@ def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
     )
 
 
+_OWN_HELP = {"help_option_names": ["--help"]}
 for _name, _about in COMMANDS.items():
-    own_help = {"help_option_names": ["--help"]}
     about, epilog = _about.help, _about.epilog()
-    declare = app.command(_name, cls=ParsedCommand, help=about, epilog=epilog, context_settings=own_help)
+    declare = app.command(_name, cls=ParsedCommand, help=about, epilog=epilog, context_settings=_OWN_HELP)
     declare(_command(_name))
 
 
-@app.command("help", cls=ParsedCommand, context_settings={"help_option_names": ["--help"]})
+_INIT_EXAMPLES = Command(
+    "", (), ("sublaplace init model.pt data.csv", "sublaplace init model.pt2 data.npz --task binary")
+)
+
+
+@app.command("init", cls=ParsedCommand, epilog=_INIT_EXAMPLES.epilog(), context_settings=_OWN_HELP)
+def _init(
+    checkpoint: Annotated[Path | None, typer.Argument(help="weights, .pt2 or Hugging Face folder")] = None,
+    data: Annotated[Path | None, typer.Argument(help="csv, parquet, npz or safetensors")] = None,
+    task: Annotated[str | None, typer.Option(help="regression, binary or multiclass", metavar="NAME")] = None,
+    activation: Annotated[str | None, typer.Option(help="of an MLP: relu, tanh, …", metavar="NAME")] = None,
+    spec: Annotated[Path, typer.Option(help="where to write it", metavar="FILE")] = Path("sublaplace.yaml"),
+    json: Annotated[bool, typer.Option("--json", help="what was found, as JSON")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show a traceback on errors")] = False,
+) -> None:
+    """Write a commented sublaplace.yaml for a checkpoint and its data, and say what was inferred."""
+    from .starting import run_init
+
+    console = Console()
+    try:
+        run_init(checkpoint, data, task, activation, spec, as_json=json)
+    except Exception as error:
+        signals.check()
+        if debug:
+            console.traceback(error)
+        explained = _explained(error)
+        console.error(explained)
+        raise typer.Exit(explained.exit_code) from error
+
+
+@app.command("help", cls=ParsedCommand, context_settings=_OWN_HELP)
 def _help(topic: Annotated[str | None, typer.Argument(metavar="TOPIC", show_default=False)] = None) -> None:
     """Show a guide in the terminal; without a topic, list them."""
     from .help_topics import show_topic

@@ -1,0 +1,1 @@
+"""Parts of `init`: what a checkpoint and a data file are, which settings fit, and the spec as text."""

@@ -221,3 +221,25 @@ def test_the_findings_as_json(tool, tmp_path, trained):
 def test_wrong_usage(tool, tmp_path, words, message):
     assert message in started(tool, tmp_path, *words, code=2).err
     assert not (tmp_path / "sublaplace.yaml").exists()
+
+
+def test_a_target_with_missing_values_is_refused(tool, tmp_path):
+    (tmp_path / "rows.csv").write_text("a,b,target\n1,1,\n2,3,4\n5,6,7\n")
+    assert "1 of the first 3 values of 'target' are missing" in started(tool, tmp_path, "rows.csv", code=2).err
+
+
+def test_without_targets_the_task_is_a_guess(tool, tmp_path, trained):
+    torch.save(trained.net.state_dict(), tmp_path / "model.pt")
+    np.savez(tmp_path / "rows.npz", x=trained.X)
+    assert "there are no targets" in started(tool, tmp_path, "model.pt", "rows.npz").out
+
+
+def test_names_from_files_stay_text(tool, tmp_path):
+    torch.save({"fc\n1.weight": torch.zeros(1, 2), "fc\n1.bias": torch.zeros(1)}, tmp_path / "model.pt")
+    rows = "".join(f"{1.3 * i},{i % 7},{i % 5}.5\n" for i in range(30))
+    (tmp_path / "rows.csv").write_text('"a: {b","\x1b[31mred","yes"\n' + rows)
+    done = started(tool, tmp_path, "model.pt", "rows.csv")
+    assert "\x1b" not in done.out
+    spec = spec_in(tmp_path)
+    assert spec.model.weights.rename == {"fc\n1.": "0."}
+    assert spec.data.columns.target == "yes"

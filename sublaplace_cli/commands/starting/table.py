@@ -132,6 +132,7 @@ def choose_columns(table: Table, takes: str, n_inputs: int | None) -> ChosenColu
     reasons = dict(_reasons_against(table))
     usable = [column for column in table.columns if column.name not in reasons]
     text = _text_column(table) if takes == "text" else None
+    _refuse_incomplete_target(table)
     target, why = _target([c for c in table.columns if c is not text and reasons.get(c.name) in (None, "text")])
     findings = []
     if target is not None:
@@ -165,6 +166,13 @@ def _reasons_against(table: Table) -> Iterator[tuple[str | int, str]]:
             yield column.name, "text"
         elif column.is_index(position):
             yield column.name, "index"
+
+
+def _refuse_incomplete_target(table: Table) -> None:
+    for column in table.columns:
+        if str(column.name).strip().lower() in TARGET_COLUMNS and column.n_missing:
+            found = f"{column.n_missing} of the first {len(column.cells)} values of '{column.name}' are missing"
+            raise UserError(f"{table.path}: {found}", hint="fill them, or remove these rows")
 
 
 def _target(candidates: Sequence[TableColumn]) -> tuple[TableColumn | None, str]:

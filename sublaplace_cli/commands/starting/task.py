@@ -14,6 +14,8 @@ def guess_task(cells: Sequence[str], n_outputs: int | None, asked: str | None) -
     if asked is not None:
         return Inference("task", asked, "sure", "you said so")
     distinct = sorted(set(cells))
+    if not distinct:
+        return Inference("task", "regression", "check", "there are no targets")
     numbers = _numbers(distinct)
     if numbers is None:
         if len(distinct) == 2 and n_outputs in (None, 1):

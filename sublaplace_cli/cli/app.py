@@ -21,6 +21,8 @@ from .advice import ADVICE, hint_of
 from .console import Console, print_result
 from .settings import COMMANDS, Settings
 
+FORCE_IS_DEPRECATED = "--force is deprecated: --overwrite replaces output files, --recompute repeats the work"
+
 
 @contextlib.contextmanager
 def _shown_usage_errors() -> Iterator[None]:
@@ -119,7 +121,7 @@ def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
         hint, default = list[typing.get_args(hint)[0]], list(default)  # type: ignore[misc]
     flags = text.flags or ("--" + field.name.replace("_", "-"),)
     complete = text.complete if text.names else None
-    option = typer.Option(*flags, help=text.help, metavar=text.metavar, autocompletion=complete)
+    option = typer.Option(*flags, help=text.help, metavar=text.metavar, hidden=text.hidden, autocompletion=complete)
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, option]
     )
@@ -145,6 +147,8 @@ def _execute(command: str, settings: Settings) -> None:
         if not info.is_leader:
             console = Console(quiet=True)
         job = parse_job(command, settings)
+        if settings.force:
+            console.note(FORCE_IS_DEPRECATED)
         from ..files.spec.loading import find_spec, load_spec  # imports pydantic
 
         spec = load_spec(job.project.spec or find_spec(Path.cwd()))  # a wrong spec is reported before torch is imported

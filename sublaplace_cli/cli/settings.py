@@ -26,6 +26,7 @@ class Settings(ProjectOptions, ComputeOptions, SelectionOptions, PosteriorOption
             "how much worse than the baseline a metric may be, e.g. w2=0.01 or nll=5%; may be repeated", "METRIC=AMOUNT"
         ),
     ] = ()
+    force: Annotated[bool, Text("both --overwrite and --recompute; use these instead", hidden=True)] = False
     quiet: Annotated[bool, Text("no notes, no progress", flags=("-q", "--quiet"))] = False
     verbose: Annotated[bool, Text("more notes", flags=("-v", "--verbose"))] = False
     debug: Annotated[bool, Text("show a traceback on errors")] = False
@@ -33,7 +34,19 @@ class Settings(ProjectOptions, ComputeOptions, SelectionOptions, PosteriorOption
 
 _COMMON = (
     *("spec", "checkpoint", "run_dir", "device", "memory", "max_artifact", "dtype", "gram_dtype", "format", "json"),
-    *("output", "allow_code", "allow_outside", "force", "dry_run", "seeds", "quiet", "verbose", "debug"),
+    *(
+        "output",
+        "allow_code",
+        "allow_outside",
+        "overwrite",
+        "recompute",
+        "force",
+        "dry_run",
+        "seeds",
+        "quiet",
+        "verbose",
+        "debug",
+    ),
     *("pool", "score", "reference"),
 )
 _EVALUATE = (

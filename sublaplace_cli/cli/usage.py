@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from .. import catalog
 from ..catalog import FORMAT_OF_SUFFIX, METHODS, NAMES_PREFIX, PICTURE_SUFFIXES, PICTURES
-from ..errors import UserError, suggestion
+from ..errors import UserError, how_to_install, suggestion
 from ..results.limits import parse_limits
 from ..run.job import (
     Choice,
@@ -66,10 +66,15 @@ def parse_job(command: str, settings: Settings) -> Job:
         limits=tuple(parse_limits(settings.fail_if, settings.max_regression)),
         choices=_choices(command, settings),
         project=_picked(ProjectOptions, settings, allow_code=(*settings.allow_code, *allowed)),
-        compute=_picked(ComputeOptions, settings),
+        compute=_picked(ComputeOptions, settings, recompute=settings.recompute or settings.force),
         selection=_picked(SelectionOptions, settings),
         posterior=_picked(PosteriorOptions, settings),
-        outputs=_picked(OutputOptions, settings, format="json" if settings.json else settings.format),
+        outputs=_picked(
+            OutputOptions,
+            settings,
+            format="json" if settings.json else settings.format,
+            overwrite=settings.overwrite or settings.force,
+        ),
     )
 
 
@@ -116,10 +121,10 @@ def _check(settings: Settings) -> None:
     if settings.json and settings.format not in ("auto", "json"):
         raise UserError(f"--json and --format {settings.format} contradict each other")
     for path in settings.output:
-        if settings.format == "auto" and path.suffix not in FORMAT_OF_SUFFIX:
+        if path.suffix not in FORMAT_OF_SUFFIX:
             raise UserError(
                 f"-o {path}: no format belongs to this suffix",
-                hint=f"use one of {', '.join(FORMAT_OF_SUFFIX)}, or --format",
+                hint=f"use one of {', '.join(FORMAT_OF_SUFFIX)} (--format is that of stdout)",
             )
     _check_conformal(settings)
     _check_samples(settings)
@@ -174,7 +179,7 @@ def _check_pictures(settings: Settings) -> None:
     if settings.plot is not None and kind == "scatter" and (settings.full != "exact" or settings.posterior):
         raise UserError("--plot-kind scatter compares with the full posterior", hint="it needs --full exact")
     if (settings.plot is not None or settings.report is not None) and find_spec("matplotlib") is None:
-        raise UserError("--plot and --report need matplotlib", hint="install it with: pip install 'sublaplace[plot]'")
+        raise UserError("--plot and --report need matplotlib", hint=how_to_install("plot"))
 
 
 def _flag(name: str) -> str:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 DEFAULT_K = 1000
 File = Path | None
-_FORMAT_HELP = f"auto, {', '.join(FORMATS)}; auto: table on a terminal, tab-separated in a pipe"
+_FORMAT_HELP = f"of stdout: auto, {', '.join(FORMATS)}; auto: table on a terminal, tab-separated in a pipe"
 _METHOD_HELP = f"one of {', '.join(METHODS)}, names:PATTERN or package.module:function; evaluate: a comma list"
 
 
@@ -25,6 +25,7 @@ class Text:
     names: tuple[str, ...] = ()
     is_list: bool = False
     flags: tuple[str, ...] = ()  # if they are not --NAME
+    hidden: bool = False  # deprecated: it works, but no help shows it
 
     def complete(self, incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",") if self.is_list else ("", "", incomplete)
@@ -69,7 +70,7 @@ class ComputeOptions:
             ("float64", "float32"),
         ),
     ] = "float64"
-    force: Annotated[bool, Text("recompute everything and overwrite output files")] = False
+    recompute: Annotated[bool, Text("recompute everything, and replace what a run folder holds")] = False
     dry_run: Annotated[bool, Text("show what would be computed and written, and write nothing")] = False
 
 
@@ -158,8 +159,13 @@ class OutputOptions:
     format: Annotated[str, Text(_FORMAT_HELP, "NAME", tuple(FORMATS))] = "auto"
     output: Annotated[
         tuple[Path, ...],
-        Text("also write the result to FILE; format by suffix; may be repeated", "FILE", flags=("-o", "--output")),
+        Text(
+            "also write the result to FILE, in the format of its suffix; may be repeated",
+            "FILE",
+            flags=("-o", "--output"),
+        ),
     ] = ()
+    overwrite: Annotated[bool, Text("replace output files that exist")] = False
     predictions: Annotated[File, Text("write mean and std of each test row (.csv, .jsonl, .safetensors)", "FILE")] = (
         None
     )

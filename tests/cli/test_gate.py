@@ -170,7 +170,7 @@ def test_a_rescaled_posterior_alone_says_so(tool: Tool, project: Project) -> Non
     words = ("evaluate", "--posterior", scaled, "--baseline", "main.json", "--max-regression", "nll=100")
     assert tool(*words, cwd=project.folder).code == 4
     for path in (plain, scaled):
-        run = tool("evaluate", "--posterior", path, "--predictions", path, "--force", cwd=project.folder)
+        run = tool("evaluate", "--posterior", path, "--predictions", path, "--overwrite", cwd=project.folder)
         refused(run, "is an input of the run")
 
 
@@ -189,7 +189,7 @@ def test_the_summary_of_a_job(tool: Tool, project: Project) -> None:
 
 def test_a_baseline_is_never_overwritten(tool: Tool, project: Project, baseline: str) -> None:
     before = (project.folder / baseline).read_text()
-    run = tool("evaluate", "--k", 5, "--baseline", baseline, "-o", baseline, "--force", cwd=project.folder)
+    run = tool("evaluate", "--k", 5, "--baseline", baseline, "-o", baseline, "--overwrite", cwd=project.folder)
     refused(run, "is an input of the run")
     assert (project.folder / baseline).read_text() == before
     assert json.loads(before)["provenance"]["metrics"] == METRIC_VERSION

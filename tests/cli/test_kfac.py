@@ -63,7 +63,7 @@ def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(kfac, "find_spec", lambda _name: None)
     with pytest.raises(UserError, match="curvlinops") as refusal:
         kfac.check(builtins.object())  # type: ignore[arg-type]
-    assert "sublaplace[kfac]" in str(refusal.value.hint)
+    assert "pip install '.[kfac]'" in str(refusal.value.hint)
 
 
 @needs_curvlinops

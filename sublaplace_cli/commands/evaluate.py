@@ -80,7 +80,11 @@ def evaluate(run: Run) -> Evaluation:
     if run.job.posterior.conformal is not None:
         known = replace(known, conformal=conformal_of_all(problem, judged, there))
     known = replace(known, ood=_ood_sets(problem, chosen, known, judged))
-    return Evaluation(_result(problem, predictions, shown, known, full, bounds), predictions, known, tuple(shown))
+    result = _result(problem, predictions, shown, known, full, bounds)
+    for row in result.rows:
+        if "retained" in row.why and row.value("retained") is not None:
+            run.reporter.note(f"{row.name}: retained is {row.value('retained'):.3g}, {row.why['retained']}")
+    return Evaluation(result, predictions, known, tuple(shown))
 
 
 def _predictions(

@@ -47,9 +47,10 @@ def predict(inputs: ReferenceInputs) -> Prediction:
     with run.store.timed("kfac"):
         likelihood = problem.hyperparameters.likelihood
         factors = _factors(run.passes.model, layers, likelihood, list(_batches(run)))
-        posterior = KroneckerPosterior(factors, run.layout, problem.hyperparameters.prior, run.memory)
+        posterior = KroneckerPosterior(factors, problem.omega)
         covariance = posterior.covariance(inputs.rows.jacobian)
-    return Prediction(inputs.name, None, Gaussian(inputs.f, covariance), posterior.freedom)
+        freedom = posterior.freedom
+    return Prediction(inputs.name, None, Gaussian(inputs.f, covariance), freedom)
 
 
 class _Weighted(nn.Module):

@@ -18,12 +18,17 @@ class Settings(ProjectOptions, ComputeOptions, SelectionOptions, PosteriorOption
     retain: Annotated[float | None, Text("with --k auto: fraction of the full IPV to reach (0.9)", "FRACTION")] = None
     fail_if: Annotated[
         tuple[str, ...],
-        Text("exit with 1 if this holds in any row, e.g. 'w2 > 0.1'; may be repeated", "'METRIC OP NUMBER'"),
+        Text(
+            "exit with 1 if this holds in any row of --method, e.g. 'w2 > 0.1', or in the row that it names, also full "
+            "or map, e.g. 'full: ece > 0.1'; may be repeated",
+            "'[ROW:] METRIC OP NUMBER'",
+        ),
     ] = ()
     max_regression: Annotated[
         tuple[str, ...],
         Text(
-            "how much worse than the baseline a metric may be, e.g. w2=0.01 or nll=5%; may be repeated", "METRIC=AMOUNT"
+            "how much worse than the baseline a metric may be, e.g. w2=0.01, nll=5% or 'full: nll=5%'; may be repeated",
+            "[ROW:]METRIC=AMOUNT",
         ),
     ] = ()
     force: Annotated[bool, Text("both --overwrite and --recompute; use these instead", hidden=True)] = False

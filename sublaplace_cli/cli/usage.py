@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from typing import Any, TypeVar, cast
@@ -9,7 +10,7 @@ from typing import Any, TypeVar, cast
 from .. import catalog
 from ..catalog import FORMAT_OF_SUFFIX, METHODS, NAMES_PREFIX, PICTURE_SUFFIXES, PICTURES
 from ..errors import UserError, how_to_install, suggestion
-from ..results.limits import parse_limits
+from ..results.limits import SHOWN_REFERENCES, Limit, method_of_row, parse_limits
 from ..run.job import (
     Choice,
     ComputeOptions,
@@ -58,13 +59,15 @@ Options = TypeVar("Options")
 def parse_job(command: str, settings: Settings) -> Job:
     """All options, parsed once."""
     _check(settings)
+    limits, choices = tuple(parse_limits(settings.fail_if, settings.max_regression)), _choices(command, settings)
+    _check_rows(limits, choices, settings)
     allowed = os.environ.get("SUBLAPLACE_ALLOW_CODE", "").replace(",", " ").split()
     return Job(
         command=cast(Any, command),
         memory=None if settings.memory is None else parse_bytes(settings.memory, "--memory"),
         max_artifact=parse_bytes(settings.max_artifact, "--max-artifact"),
-        limits=tuple(parse_limits(settings.fail_if, settings.max_regression)),
-        choices=_choices(command, settings),
+        limits=limits,
+        choices=choices,
         project=_picked(ProjectOptions, settings, allow_code=(*settings.allow_code, *allowed)),
         compute=_picked(ComputeOptions, settings, recompute=settings.recompute or settings.force),
         selection=_picked(SelectionOptions, settings),
@@ -98,6 +101,18 @@ def _choices(command: str, settings: Settings) -> tuple[Choice, ...]:
             hint="call it once for each, or compare them all with: sublaplace evaluate",
         )
     return found
+
+
+def _check_rows(limits: Sequence[Limit], choices: Sequence[Choice], settings: Settings) -> None:
+    """A limit that names a method must be about one of those that were asked for, or a reference that is shown."""
+    if settings.posterior is not None:
+        return
+    asked = [choice.call.name for choice in choices]
+    shown = [*asked, *SHOWN_REFERENCES, *([catalog.FULL] if settings.full == "exact" else [])]
+    for limit in limits:
+        if limit.row is not None and method_of_row(limit.row) not in shown:
+            hint = "it is there with --full exact" if limit.row == catalog.FULL else "add it to --method"
+            raise UserError(f"a limit names the row '{limit.row}', but --method is {','.join(asked)}", hint=hint)
 
 
 def _check(settings: Settings) -> None:

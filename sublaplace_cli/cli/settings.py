@@ -1,8 +1,9 @@
 """The commands with their options: what is typed, and what `COMMAND --help` shows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
+from ..catalog import FULL, METHODS, NAMES_PREFIX
 from ..run.job import ComputeOptions, OutputOptions, PosteriorOptions, ProjectOptions, SelectionOptions, Text
 
 
@@ -36,6 +37,24 @@ class Settings(ProjectOptions, ComputeOptions, SelectionOptions, PosteriorOption
     verbose: Annotated[bool, Text("more notes", flags=("-v", "--verbose"))] = False
     debug: Annotated[bool, Text("show a traceback on errors")] = False
 
+
+# The sections of `COMMAND --help`, and the options in each, in their order.
+GROUPS = {
+    "What": (
+        *("method", "k", "retain", "indices", "split", "scores_only", "pool", "score", "reference", "rescale", "folds"),
+        *("link", "full", "full_rows", "posterior", "samples", "conformal", "conformal_by", "seeds"),
+    ),
+    "Model and data": ("spec", "checkpoint", "allow_code", "allow_outside"),
+    "Output": (
+        *("format", "json", "output", "overwrite", "predictions", "review", "plot", "plot_kind", "report"),
+        *("quiet", "verbose", "debug"),
+    ),
+    "Gates": ("fail_if", "baseline", "max_regression", "significant"),
+    "Resources": (
+        *("device", "memory", "dtype", "gram_dtype", "run_dir", "max_artifact", "recompute", "dry_run", "force"),
+    ),
+}
+_SELECTORS = tuple(name for name, method in METHODS.items() if method.kind == "selector")
 
 _COMMON = (
     *("spec", "checkpoint", "run_dir", "device", "memory", "max_artifact", "dtype", "gram_dtype", "format", "json"),
@@ -75,11 +94,26 @@ _EVALUATE = (
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the command line; `fields` are those of `Settings` that it takes."""
+    """A command of the command line; `names` are the fields of `Settings` that it takes."""
 
     help: str
-    fields: tuple[str, ...]
+    names: tuple[str, ...]
     examples: tuple[str, ...]
+    methods: tuple[str, ...] = ()  # those that it does not refuse
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """In the order of the help."""
+        grouped = [name for group in GROUPS.values() for name in group if name in self.names]
+        return tuple(dict.fromkeys((*grouped, *self.names)))
+
+    def own_text(self, name: str, text: Text) -> Text:
+        """The help and the completion of an option; only methods that this command takes are offered."""
+        if name != "method":
+            return text
+        several = len(self.methods) == len(METHODS)
+        help = text.help.format(names=", ".join(self.methods)) + ("; a comma list compares several" if several else "")
+        return replace(text, help=help, names=(*self.methods, NAMES_PREFIX), is_list=several)
 
     def epilog(self) -> str:
         """Examples, one per line (\\b stops Click from joining them into a paragraph)."""
@@ -96,11 +130,13 @@ COMMANDS = {
         "Choose k parameters by a method.",
         ("method", "k", "retain", *_COMMON),
         ("sublaplace select --method gradient --k 1000", "sublaplace select --method greedy --k 200 --json"),
+        _SELECTORS,
     ),
     "fit": Command(
         "Fit the posterior over the chosen parameters.",
         ("method", "k", "indices", "retain", "rescale", "folds", "link", *_COMMON),
         ("sublaplace fit --method gradient --k 1000", "sublaplace fit --indices indices.npy"),
+        (*_SELECTORS, FULL),
     ),
     "evaluate": Command(
         "Compare methods with the full posterior, the targets and an oracle; computes whatever is missing.",
@@ -116,5 +152,6 @@ COMMANDS = {
             "sublaplace evaluate --checkpoint 'runs/*.pt' --k 500 --format markdown",
             "sublaplace evaluate --k 500 --conformal 0.9 --predictions intervals.csv",
         ),
+        tuple(METHODS),
     ),
 }

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 DEFAULT_K = 1000
 File = Path | None
 _FORMAT_HELP = f"of stdout: auto, {', '.join(FORMATS)}; auto: table on a terminal, tab-separated in a pipe"
-_METHOD_HELP = f"one of {', '.join(METHODS)}, names:PATTERN or package.module:function; evaluate: a comma list"
 
 
 @dataclass(frozen=True)
@@ -79,10 +78,22 @@ class SelectionOptions:
     """Options that affect the choice of parameters; `Job.choices` are parsed from method and k."""
 
     method: Annotated[
-        str | None, Text(f"{_METHOD_HELP}; default: gradient", "NAME", (*METHODS, NAMES_PREFIX), is_list=True)
+        str | None,
+        Text(
+            "one of {names}, names:PATTERN or package.module:function; default: gradient",  # those of the command
+            "NAME",
+            (*METHODS, NAMES_PREFIX),
+            is_list=True,
+            flags=("-m", "--method"),
+        ),
     ] = None
     k: Annotated[
-        str | None, Text("how many parameters; evaluate: a comma list; default: 1000, or all if there are fewer", "K")
+        str | None,
+        Text(
+            "how many parameters; evaluate: a comma list; default: 1000, or all if there are fewer",
+            "K",
+            flags=("-k", "--k"),
+        ),
     ] = None
     pool: Annotated[str, Text("candidates of greedy: all, 2k, paper or a number", "POOL")] = "all"
     score: Annotated[str, Text("weighted (by the output Hessian) or unweighted (exactly Algorithm 1)", "KIND")] = (
@@ -156,7 +167,7 @@ class PosteriorOptions:
 class OutputOptions:
     """Files that the command line names, the format of stdout, and the comparison with a baseline."""
 
-    format: Annotated[str, Text(_FORMAT_HELP, "NAME", tuple(FORMATS))] = "auto"
+    format: Annotated[str, Text(_FORMAT_HELP, "NAME", tuple(FORMATS), flags=("-f", "--format"))] = "auto"
     output: Annotated[
         tuple[Path, ...],
         Text(

@@ -66,6 +66,11 @@ class NumericsError(RunError):
     """Arithmetic that cannot be trusted: not positive definite, Theorem 1 broken, ill-conditioned."""
 
 
+def how_to_install(extra: str) -> str:
+    """The command for the packages of an extra. There is no release, so only a clone can be installed."""
+    return f"in a clone of sublaplace: pip install '.[{extra}]'"
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """“did you mean 'x'?” for a near miss, and the list of known names."""
     names = sorted(known)

@@ -158,7 +158,9 @@ def load_predictor(path: str | Path, model: nn.Module) -> Predictor:
     artifact = open_posterior(Path(path), str(path))
     meta = artifact.meta
     if "serving" not in meta:
-        raise UserError(f"{path}: it was written by an older version", hint="fit it again with: sublaplace fit --force")
+        raise UserError(
+            f"{path}: it was written by an older version", hint="fit it again with: sublaplace fit --recompute"
+        )
     if meta["parameters"] != parameter_table(Layout.of(model)):
         raise UserError(f"{path}: its parameter table is not that of this network")
     if meta["serving"]["network_sha256"] != network_digest(model):

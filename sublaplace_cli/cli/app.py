@@ -19,7 +19,10 @@ from .. import __version__, signals
 from ..errors import Reason, SublaplaceError
 from .advice import ADVICE, hint_of
 from .console import Console, print_result
-from .settings import COMMANDS, Command, Settings
+from .settings import COMMANDS, GROUPS, Command, Settings
+
+OTHER_OPTIONS = "Other"  # the section of those without a group
+FORCE_IS_DEPRECATED = "--force is deprecated: --overwrite replaces output files, --recompute repeats the work"
 
 
 @contextlib.contextmanager
@@ -47,7 +50,17 @@ class CommandGroup(typer.core.TyperGroup):
 
 
 class ParsedCommand(typer.core.TyperCommand):
-    """One command."""
+    """One command; its help has a section per group of options."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {group: [] for group in (*GROUPS, OTHER_OPTIONS)}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                sections[getattr(parameter, "rich_help_panel", None) or OTHER_OPTIONS].append(record)
+        for group, records in sections.items():
+            if records:
+                with formatter.section(group):
+                    formatter.write_dl(records)
 
     def make_context(self, *args: Any, **more: Any) -> Any:
         with _shown_usage_errors():
@@ -106,21 +119,29 @@ def _command(name: str) -> Callable[..., None]:
 
     hints = typing.get_type_hints(Settings, include_extras=True)
     declared = {field.name: field for field in dataclasses.fields(Settings)}
-    parameters = [_parameter(declared[field], hints[field]) for field in COMMANDS[name].fields]
+    about = COMMANDS[name]
+    parameters = [_parameter(declared[field], hints[field], about) for field in about.fields]
     parameters.append(inspect.Parameter("version", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Version))
     body.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     body.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return body
 
 
-def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
+def _parameter(field: dataclasses.Field[Any], hint: Any, about: Command) -> inspect.Parameter:
     """A field of `Settings` as Typer declares it; repeated options are tuples there, lists for Typer."""
     (hint, text), default = typing.get_args(hint), field.default
     if isinstance(default, tuple):
         hint, default = list[typing.get_args(hint)[0]], list(default)  # type: ignore[misc]
+    text = about.own_text(field.name, text)
     flags = text.flags or ("--" + field.name.replace("_", "-"),)
-    complete = text.complete if text.names else None
-    option = typer.Option(*flags, help=text.help, metavar=text.metavar, autocompletion=complete)
+    option = typer.Option(
+        *flags,
+        help=text.help,
+        metavar=text.metavar,
+        hidden=text.hidden,
+        autocompletion=text.complete if text.names else None,
+        rich_help_panel=next((group for group, names in GROUPS.items() if field.name in names), None),
+    )
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, option]
     )
@@ -188,6 +209,8 @@ def _execute(command: str, settings: Settings) -> None:
         if not info.is_leader:
             console = Console(quiet=True)
         job = parse_job(command, settings)
+        if settings.force:
+            console.note(FORCE_IS_DEPRECATED)
         from ..files.spec.loading import find_spec, load_spec  # imports pydantic
 
         spec = load_spec(job.project.spec or find_spec(Path.cwd()))  # a wrong spec is reported before torch is imported

@@ -50,8 +50,7 @@ def write_files(outputs: OutputOptions, outcome: Outcome, spec_text: str) -> Non
     from ..commands.runner import write_output
 
     for path in outputs.output:
-        kind = FORMAT_OF_SUFFIX[path.suffix] if outputs.format == "auto" else outputs.format
-        write_output(path, load(FORMATS[kind])(outcome.answer).rstrip("\n") + "\n")
+        write_output(path, load(FORMATS[FORMAT_OF_SUFFIX[path.suffix]])(outcome.answer).rstrip("\n") + "\n")
     if outputs.plot is not None:
         from ..render.plots import picture
 

@@ -2,14 +2,15 @@
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from typing import Any, TypeVar, cast
 
 from .. import catalog
 from ..catalog import FORMAT_OF_SUFFIX, METHODS, NAMES_PREFIX, PICTURE_SUFFIXES, PICTURES
-from ..errors import UserError, suggestion
-from ..results.limits import parse_limits
+from ..errors import UserError, how_to_install, suggestion
+from ..results.limits import SHOWN_REFERENCES, Limit, method_of_row, parse_limits
 from ..run.job import (
     Choice,
     ComputeOptions,
@@ -58,18 +59,25 @@ Options = TypeVar("Options")
 def parse_job(command: str, settings: Settings) -> Job:
     """All options, parsed once."""
     _check(settings)
+    limits, choices = tuple(parse_limits(settings.fail_if, settings.max_regression)), _choices(command, settings)
+    _check_rows(limits, choices, settings)
     allowed = os.environ.get("SUBLAPLACE_ALLOW_CODE", "").replace(",", " ").split()
     return Job(
         command=cast(Any, command),
         memory=None if settings.memory is None else parse_bytes(settings.memory, "--memory"),
         max_artifact=parse_bytes(settings.max_artifact, "--max-artifact"),
-        limits=tuple(parse_limits(settings.fail_if, settings.max_regression)),
-        choices=_choices(command, settings),
+        limits=limits,
+        choices=choices,
         project=_picked(ProjectOptions, settings, allow_code=(*settings.allow_code, *allowed)),
-        compute=_picked(ComputeOptions, settings),
+        compute=_picked(ComputeOptions, settings, recompute=settings.recompute or settings.force),
         selection=_picked(SelectionOptions, settings),
         posterior=_picked(PosteriorOptions, settings),
-        outputs=_picked(OutputOptions, settings, format="json" if settings.json else settings.format),
+        outputs=_picked(
+            OutputOptions,
+            settings,
+            format="json" if settings.json else settings.format,
+            overwrite=settings.overwrite or settings.force,
+        ),
     )
 
 
@@ -95,6 +103,18 @@ def _choices(command: str, settings: Settings) -> tuple[Choice, ...]:
     return found
 
 
+def _check_rows(limits: Sequence[Limit], choices: Sequence[Choice], settings: Settings) -> None:
+    """A limit that names a method must be about one of those that were asked for, or a reference that is shown."""
+    if settings.posterior is not None:
+        return
+    asked = [choice.call.name for choice in choices]
+    shown = [*asked, *SHOWN_REFERENCES, *([catalog.FULL] if settings.full == "exact" else [])]
+    for limit in limits:
+        if limit.row is not None and method_of_row(limit.row) not in shown:
+            hint = "it is there with --full exact" if limit.row == catalog.FULL else "add it to --method"
+            raise UserError(f"a limit names the row '{limit.row}', but --method is {','.join(asked)}", hint=hint)
+
+
 def _check(settings: Settings) -> None:
     for name, known in ONE_OF.items():
         value = getattr(settings, name)
@@ -116,10 +136,10 @@ def _check(settings: Settings) -> None:
     if settings.json and settings.format not in ("auto", "json"):
         raise UserError(f"--json and --format {settings.format} contradict each other")
     for path in settings.output:
-        if settings.format == "auto" and path.suffix not in FORMAT_OF_SUFFIX:
+        if path.suffix not in FORMAT_OF_SUFFIX:
             raise UserError(
                 f"-o {path}: no format belongs to this suffix",
-                hint=f"use one of {', '.join(FORMAT_OF_SUFFIX)}, or --format",
+                hint=f"use one of {', '.join(FORMAT_OF_SUFFIX)} (--format is that of stdout)",
             )
     _check_conformal(settings)
     _check_samples(settings)
@@ -174,7 +194,7 @@ def _check_pictures(settings: Settings) -> None:
     if settings.plot is not None and kind == "scatter" and (settings.full != "exact" or settings.posterior):
         raise UserError("--plot-kind scatter compares with the full posterior", hint="it needs --full exact")
     if (settings.plot is not None or settings.report is not None) and find_spec("matplotlib") is None:
-        raise UserError("--plot and --report need matplotlib", hint="install it with: pip install 'sublaplace[plot]'")
+        raise UserError("--plot and --report need matplotlib", hint=how_to_install("plot"))
 
 
 def _flag(name: str) -> str:

@@ -27,6 +27,7 @@ from ..run.selections import Chosen, select
 from .scoring.measuring import measured_row, setup_of
 from .scoring.ood import by_set
 from .scoring.review import review
+from .scoring.sanity import sanity
 from .scoring.verdict import verdict
 
 DEFAULT_FULL_ROWS = 4000
@@ -80,7 +81,12 @@ def evaluate(run: Run) -> Evaluation:
     if run.job.posterior.conformal is not None:
         known = replace(known, conformal=conformal_of_all(problem, judged, there))
     known = replace(known, ood=_ood_sets(problem, chosen, known, judged))
-    return Evaluation(_result(problem, predictions, shown, known, full, bounds), predictions, known, tuple(shown))
+    result = _result(problem, predictions, shown, known, full, bounds)
+    result = replace(result, details={**sanity(problem), **result.details})
+    for row in result.rows:
+        if "retained" in row.why and row.value("retained") is not None:
+            run.reporter.note(f"{row.name}: retained is {row.value('retained'):.3g}, {row.why['retained']}")
+    return Evaluation(result, predictions, known, tuple(shown))
 
 
 def _predictions(

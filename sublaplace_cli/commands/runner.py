@@ -11,8 +11,8 @@ from ..device import OUT_OF_MEMORY
 from ..errors import UserError
 from ..files.artifacts.artifact import Artifact
 from ..files.artifacts.atomic import replacing, write_text
+from ..files.spec.gate import limits_of
 from ..files.spec.loading import LoadedSpec
-from ..files.spec.models import limits_of
 from ..reporter import Reporter
 from ..results.baseline import load_baseline
 from ..results.gate import judge

@@ -26,6 +26,7 @@ HIDDEN_AT = {"seed": 0, **{metric.name: column.hidden_at for metric, column in _
 # Dropped in this order if the terminal is too narrow: a truncated number is worse than none.
 _DROP_ORDER = {metric.name: column.dropped for metric, column in _COLUMNS.items() if column.dropped}
 DROPPED_FIRST = (*_ERROR_COLUMNS, *sorted(_DROP_ORDER, key=_DROP_ORDER.__getitem__))
+MOST_ROWS_NAMED = 5  # in the summary of the gate
 VALUE_HEADING = "value"  # of a column that holds words as well as numbers
 LEFT_ALIGNED = ("checkpoint", "method", VALUE_HEADING)
 
@@ -134,13 +135,15 @@ def gate_lines(answer: Answer) -> list[str]:
     """The gate in words: one line per limit that is broken or not judged, and how many limits hold."""
     checks = checks_of(answer)
     lines = [visible(f"{check.verdict}: {check.description}") for check in checks if check.verdict != "passed"]
-    return [*lines, gate_summary(answer)] if checks else []
+    return [*lines, visible(gate_summary(answer))] if checks else []
 
 
 def gate_summary(answer: Answer) -> str:
     """The whole gate in one line."""
     checks = checks_of(answer)
-    return f"gate: {sum(bool(check.passed) for check in checks)} of {len(checks)} limits hold"
+    rows = list(dict.fromkeys(check.row.choice for check in checks))
+    named = ", ".join(rows[:MOST_ROWS_NAMED]) + (" …" if len(rows) > MOST_ROWS_NAMED else "")
+    return f"gate: {sum(bool(check.passed) for check in checks)} of {len(checks)} limits hold (rows: {named})"
 
 
 def title(answer: Answer) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import UserError
 from ..json_files import read_json
 from .metric_table import LISTED, METRIC_VERSION, METRICS
-from .result import SCHEMA, Result, Row, SweepResult
+from .result import SCHEMA, References, Result, Row, SweepResult
 
 EXACT = "exact"  # the output Hessian of all results that do not say it
 
@@ -21,7 +21,7 @@ class Baseline:
     """The part of an earlier result that is compared."""
 
     path: Path
-    rows: tuple[Row, ...]  # for a sweep: the means
+    rows: tuple[Row, ...]  # also of references; for a sweep: the means
     provenance: Mapping[str, Any]
     is_sweep: bool
     bracket: Any = None
@@ -83,13 +83,17 @@ def load_baseline(path: Path) -> Baseline:
         hint = "make one with: sublaplace evaluate … -o baseline.json"
         raise UserError(f"--baseline {path}: it is not a result of sublaplace evaluate", hint=hint)
     rows = tuple(_row(row, path) for row in found_rows)
+    full, rivals = found.get("full"), found.get("references", [])
+    if not _are_mappings([] if full is None else [full]) or not _are_mappings(rivals):
+        raise UserError(f"--baseline {path}: 'full' or 'references' are not rows of sublaplace evaluate")
+    references = References(None if full is None else _row(full, path), tuple(_row(row, path) for row in rivals))
     if len({json.dumps([row.get(key) for key in ("method", "k", "ks")]) for row in found_rows}) < len(rows):
         raise UserError(f"--baseline {path}: it has two rows of the same method and k")
     provenance, bracket = found.get("provenance"), found.get("bracket")
     if "checkpoints" in found:
         bracket = [member.get("bracket") for member in found["checkpoints"]]
     provenance = provenance if isinstance(provenance, dict) else {}
-    return Baseline(path, rows, provenance, is_sweep="mean" in found, bracket=bracket)
+    return Baseline(path, references.besides(rows), provenance, is_sweep="mean" in found, bracket=bracket)
 
 
 def _row(found: dict[str, Any], path: Path) -> Row:

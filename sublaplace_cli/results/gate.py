@@ -91,10 +91,12 @@ def judge(result: Result, limits: Sequence[Limit], baseline: Baseline | None, si
         return result
     checks: list[Check] = []
     for limit in limits:
-        if limit.kind == "max_regression":
-            checks += [_compare(row, limit, result, baseline, significant) for row in result.compared_rows]
+        if not (rows := _rows_of(limit, result)):
+            checks.append(_absent(limit, result))
+        elif limit.kind == "max_regression":
+            checks += [_compare(row, limit, result, baseline, significant) for row in rows]
         else:
-            checks += [_hold(row, limit, significant) for row in result.rows]
+            checks += [_hold(row, limit, significant) for row in rows]
     if baseline is None:
         return replace(result, gate=Gate(tuple(checks)))
     if not any(limit.kind == "max_regression" for limit in limits):  # not comparable is never a pass
@@ -111,6 +113,20 @@ def checks_of(answer: Answer) -> tuple[Check, ...]:
 def exit_code(result: Answer) -> int:
     """0: all limits hold, 1: one is broken, 4: one could not be judged; 1 wins over 4."""
     return 0 if result.gate is None else {True: 0, False: 1, None: 4}[result.gate.passed]
+
+
+def _rows_of(limit: Limit, result: Result) -> tuple[Row, ...]:
+    """The rows of all methods that were asked for; references too where the limit names a row."""
+    compares = limit.kind == "max_regression"
+    if limit.row is None:
+        return result.compared_rows if compares else result.rows
+    rows = result.references.besides(result.compared_rows) if compares else result.all_rows
+    return tuple(row for row in rows if limit.row in (row.method, row.choice))
+
+
+def _absent(limit: Limit, result: Result) -> Check:
+    there = ", ".join(dict.fromkeys(row.choice for row in result.all_rows))
+    return Check(Row(str(limit.row), None, {}), limit.metric, limit.text, why=f"there is no such row, only {there}")
 
 
 def _no_row(row: Row, baseline: Baseline) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ..catalog import CALIBRATED, METHODS
 from ..errors import UserError, suggestion
 from .metric_table import LISTED, METRICS
 
@@ -14,17 +15,21 @@ LimitKind = Literal["max", "min", "below", "above", "max_regression"]
 _BREAKS = {"max": operator.gt, "min": operator.lt, "below": operator.ge, "above": operator.le}  # (value, amount)
 # --fail-if states what must not hold; the limit is the opposite.
 _MUST_HOLD: dict[str, LimitKind] = {">": "max", "<": "min", ">=": "below", "<=": "above"}
+SHOWN_REFERENCES = ("map", "temperature", f"constant, {CALIBRATED}")  # rows that nobody has to ask for
+ROW_NAMES = (*dict.fromkeys((*METHODS, *SHOWN_REFERENCES)),)  # besides names:PATTERN and package.module:function
+_AT_K = re.compile(r"\s*\(k = \d+\)$")
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 
 
 @dataclass(frozen=True)
 class Limit:
-    """One limit on one metric, for every row."""
+    """One limit on one metric: for every row of the methods that were asked for, or for those with one name."""
 
     metric: str
     kind: LimitKind
     amount: float
     relative: bool = False  # a regression given as a share of the baseline's value
+    row: str | None = None  # a method, with or without its k; also a reference, which other limits leave out
 
     @property
     def text(self) -> str:
@@ -41,30 +46,32 @@ def parse_limits(fail_if: Sequence[str], max_regression: Sequence[str]) -> list[
 
 
 def parse_fail_if(text: str) -> Limit:
-    """`w2 > 0.1`: the run fails if this is true."""
-    match = re.fullmatch(r"\s*(\S+?)\s*(>=|<=|>|<)\s*(\S+)\s*", text)
+    """`w2 > 0.1`, or `full: w2 > 0.1` for one row: the run fails if this is true."""
+    row, rest = split_row(text)
+    match = re.fullmatch(r"\s*(\S+?)\s*(>=|<=|>|<)\s*(\S+)\s*", rest)
     if match is None:
-        hint = "for example: --fail-if 'w2 > 0.1'; use >, >=, < or <="
+        hint = "for example: --fail-if 'w2 > 0.1' or --fail-if 'full: w2 > 0.1'; use >, >=, < or <="
         raise UserError(f"--fail-if {text!r} is not a limit", hint=hint)
     metric, sign, number = match.groups()
-    _check_known(metric, "--fail-if")
+    _check_known(row, metric, "--fail-if")
     if not re.fullmatch(_NUMBER, number) or not math.isfinite(float(number)):
         raise UserError(f"--fail-if {text!r}: {number!r} is not a finite number")
-    return Limit(metric, _MUST_HOLD[sign], float(number))
+    return Limit(metric, _MUST_HOLD[sign], float(number), row=row)
 
 
 def parse_max_regression(text: str) -> Limit:
-    """`w2=0.01` or `w2=5%`: how much worse than the baseline a metric may be."""
-    metric, equals, amount = (part.strip() for part in text.partition("="))
+    """`w2=0.01`, `w2=5%` or `full: w2=5%`: how much worse than the baseline a metric may be."""
+    row, rest = split_row(text)
+    metric, equals, amount = (part.strip() for part in rest.partition("="))
     if not equals:
         hint = "for example: --max-regression w2=0.01 or --max-regression nll=5%"
         raise UserError(f"--max-regression {text!r} is not METRIC=AMOUNT", hint=hint)
-    _check_known(metric, "--max-regression")
+    _check_known(row, metric, "--max-regression")
     if METRICS[metric].better is None:
         directed = ", ".join(name for name in LISTED if METRICS[name].better is not None)
         raise UserError(f"--max-regression {text!r}: {metric} has no better direction", hint=f"one of: {directed}")
     try:
-        return Limit(metric, "max_regression", *regression_amount(amount))
+        return Limit(metric, "max_regression", *regression_amount(amount), row=row)
     except ValueError as error:
         raise UserError(f"--max-regression {text!r}: {error}") from None
 
@@ -78,6 +85,24 @@ def regression_amount(value: object) -> tuple[float, bool]:
     return (float(number) / 100, True) if text.endswith("%") else (float(number), False)
 
 
-def _check_known(metric: str, option: str) -> None:
+def split_row(text: str) -> tuple[str | None, str]:
+    """`full: w2 …` → ("full", "w2 …"); no row if none is named. Names of rows may have colons, metrics have none."""
+    row, colon, rest = text.rpartition(":")
+    return (row.strip(), rest.strip()) if colon else (None, text)
+
+
+def is_row_name(name: str) -> bool:
+    """Whether a result could have such a row: a method, with or without “(k = 200)”."""
+    return ":" in name or method_of_row(name) in ROW_NAMES
+
+
+def method_of_row(name: str) -> str:
+    """“gradient (k = 200)” → “gradient”."""
+    return _AT_K.sub("", name)
+
+
+def _check_known(row: str | None, metric: str, option: str) -> None:
     if metric not in METRICS:
         raise UserError(f"{option}: unknown metric '{metric}'", hint=suggestion(metric, METRICS))
+    if row is not None and not is_row_name(row):
+        raise UserError(f"{option}: unknown row '{row}'", hint=suggestion(row, ROW_NAMES))

@@ -35,11 +35,15 @@ class Row:
         return self.values.get(f"{metric}_se")
 
     @property
+    def choice(self) -> str:
+        """“gradient (k = 200)”."""
+        return self.method if self.k is None else f"{self.method} (k = {self.k})"
+
+    @property
     def name(self) -> str:
-        """“gradient (k = 200)”, in a sweep with checkpoint and seed."""
-        method = self.method if self.k is None else f"{self.method} (k = {self.k})"
+        """The choice, in a sweep with checkpoint and seed."""
         seed = f", seed {self.seed}" if self.seed else ""
-        return method if self.checkpoint is None else f"{self.checkpoint}{seed}: {method}"
+        return self.choice if self.checkpoint is None else f"{self.checkpoint}{seed}: {self.choice}"
 
     @property
     def run(self) -> dict[str, Any]:
@@ -74,10 +78,15 @@ class Setup:
 
 @dataclass(frozen=True)
 class References:
-    """Rows that every method is compared with; no limit applies to them."""
+    """Rows that every method is compared with; only limits that name one apply to them."""
 
     full: Row | None = None  # the full posterior
     rivals: tuple[Row, ...] = ()  # predictions without a posterior
+
+    def besides(self, rows: Sequence[Row]) -> tuple[Row, ...]:
+        """These rows, and the references that are not among them."""
+        shown, own = {row.choice for row in rows}, (*self.rivals, *(() if self.full is None else (self.full,)))
+        return (*rows, *(row for row in own if row.choice not in shown))
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,11 @@ class Result:
     @property
     def compared_rows(self) -> tuple[Row, ...]:
         return self.rows  # with those of a baseline
+
+    @property
+    def all_rows(self) -> tuple[Row, ...]:
+        """Those of the methods and of all references, in every run."""
+        return self.references.besides(self.rows)
 
     @property
     def bracket(self) -> Any:
@@ -178,6 +192,11 @@ class SweepResult(Result):
     @property
     def compared_rows(self) -> tuple[Row, ...]:
         return self.mean
+
+    @property
+    def all_rows(self) -> tuple[Row, ...]:
+        each = ((own, own.result.all_rows) for own in self.members)
+        return tuple(replace(row, checkpoint=own.checkpoint, seed=own.seed) for own, rows in each for row in rows)
 
     @property
     def bracket(self) -> list[Any]:

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
 DEFAULT_K = 1000
 File = Path | None
-_FORMAT_HELP = f"auto, {', '.join(FORMATS)}; auto: table on a terminal, tab-separated in a pipe"
-_METHOD_HELP = f"one of {', '.join(METHODS)}, names:PATTERN or package.module:function; evaluate: a comma list"
+_FORMAT_HELP = f"of stdout: auto, {', '.join(FORMATS)}; auto: table on a terminal, tab-separated in a pipe"
 
 
 @dataclass(frozen=True)
@@ -25,6 +24,7 @@ class Text:
     names: tuple[str, ...] = ()
     is_list: bool = False
     flags: tuple[str, ...] = ()  # if they are not --NAME
+    hidden: bool = False  # deprecated: it works, but no help shows it
 
     def complete(self, incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",") if self.is_list else ("", "", incomplete)
@@ -69,7 +69,7 @@ class ComputeOptions:
             ("float64", "float32"),
         ),
     ] = "float64"
-    force: Annotated[bool, Text("recompute everything and overwrite output files")] = False
+    recompute: Annotated[bool, Text("recompute everything, and replace what a run folder holds")] = False
     dry_run: Annotated[bool, Text("show what would be computed and written, and write nothing")] = False
 
 
@@ -78,10 +78,22 @@ class SelectionOptions:
     """Options that affect the choice of parameters; `Job.choices` are parsed from method and k."""
 
     method: Annotated[
-        str | None, Text(f"{_METHOD_HELP}; default: gradient", "NAME", (*METHODS, NAMES_PREFIX), is_list=True)
+        str | None,
+        Text(
+            "one of {names}, names:PATTERN or package.module:function; default: gradient",  # those of the command
+            "NAME",
+            (*METHODS, NAMES_PREFIX),
+            is_list=True,
+            flags=("-m", "--method"),
+        ),
     ] = None
     k: Annotated[
-        str | None, Text("how many parameters; evaluate: a comma list; default: 1000, or all if there are fewer", "K")
+        str | None,
+        Text(
+            "how many parameters; evaluate: a comma list; default: 1000, or all if there are fewer",
+            "K",
+            flags=("-k", "--k"),
+        ),
     ] = None
     pool: Annotated[str, Text("candidates of greedy: all, 2k, paper or a number", "POOL")] = "all"
     score: Annotated[str, Text("weighted (by the output Hessian) or unweighted (exactly Algorithm 1)", "KIND")] = (
@@ -155,11 +167,16 @@ class PosteriorOptions:
 class OutputOptions:
     """Files that the command line names, the format of stdout, and the comparison with a baseline."""
 
-    format: Annotated[str, Text(_FORMAT_HELP, "NAME", tuple(FORMATS))] = "auto"
+    format: Annotated[str, Text(_FORMAT_HELP, "NAME", tuple(FORMATS), flags=("-f", "--format"))] = "auto"
     output: Annotated[
         tuple[Path, ...],
-        Text("also write the result to FILE; format by suffix; may be repeated", "FILE", flags=("-o", "--output")),
+        Text(
+            "also write the result to FILE, in the format of its suffix; may be repeated",
+            "FILE",
+            flags=("-o", "--output"),
+        ),
     ] = ()
+    overwrite: Annotated[bool, Text("replace output files that exist")] = False
     predictions: Annotated[File, Text("write mean and std of each test row (.csv, .jsonl, .safetensors)", "FILE")] = (
         None
     )

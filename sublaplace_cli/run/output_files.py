@@ -1,4 +1,4 @@
-"""Files that the command line names for writing: never overwritten without --force, and never an input of the run."""
+"""Files that the command line names for writing: overwritten only with --overwrite, and never an input of the run."""
 
 import csv
 import io
@@ -25,7 +25,7 @@ Line = dict[str, Any]  # of a file of predictions
 
 
 def check_outputs(job: Job) -> None:
-    """No file exists yet, unless --force is given; its folder exists; no two are the same."""
+    """No file exists yet, unless --overwrite is given; its folder exists; no two are the same."""
     seen: set[Path] = set()
     for option, path in job.outputs.named():
         try:
@@ -38,8 +38,8 @@ def check_outputs(job: Job) -> None:
             raise UserError(f"{option} {path} is a folder, expected a file name")
         if exists and not path.is_file():
             raise UserError(f"{option} {path} is not a regular file", hint="for stdout, leave the option out")
-        if exists and not job.compute.force:
-            raise UserError(f"{option} {path}: the file exists already", hint="choose another name, or add --force")
+        if exists and not job.outputs.overwrite:
+            raise UserError(f"{option} {path}: the file exists already", hint="choose another name, or add --overwrite")
         if not path.absolute().parent.is_dir():
             raise UserError(f"{option} {path}: there is no folder {path.absolute().parent}")
         if not job.compute.dry_run:
@@ -58,7 +58,7 @@ def _try_to_write(option: str, path: Path) -> None:
 
 
 def protect_inputs(run: Run) -> None:
-    """Refuse to overwrite an input of the run or a file of a run folder, even with --force."""
+    """Refuse to overwrite an input of the run or a file of a run folder, even with --overwrite."""
     job = run.job
     named = (job.outputs.baseline, job.posterior.posterior, job.posterior.indices)
     inputs = {path.resolve() for path in (*run.network.files, *named) if path is not None}

@@ -40,6 +40,12 @@ class Rows:
     def train(self) -> SplitRows:
         return self.of("train")
 
+    def train_outputs(self) -> Tensor:
+        """f of the training rows (N, C), for which no gradient is computed."""
+        stored = self.run.stored_as("train")
+        is_there = stored in self._opened or self.run.store.existing([f"jacobians-{stored}"])
+        return self.train.jacobian.outputs if is_there else self.run.outputs("train")
+
     @property
     def scored(self) -> SplitRows:
         """The rows that scores are taken over."""

@@ -172,7 +172,7 @@ class Run:
     def with_half_the_memory(self) -> Run:
         """The same run after it ran out of memory; finished parts come from the store."""
         devices.release(self.device)
-        reused = "" if self.job.compute.force else "; finished parts are reused"
+        reused = "" if self.job.compute.recompute else "; finished parts are reused"
         half = self.memory // 2
         self.reporter.note(f"out of memory on {self.device}: continuing within {format_bytes(half)}{reused}")
         return replace(self, memory=half)
@@ -246,7 +246,7 @@ def _checked_run(
     identity = identity_of(job, project, files, device, reference)
     folder = job.project.run_dir or default_folder(project.loaded.folder, identity)
     store = Store(folder.absolute(), identity, metadata_of(job, project, identity, device, layout), reporter)
-    store.force, store.max_bytes, store.device = job.compute.force, job.max_artifact, device
+    store.force, store.max_bytes, store.device = job.compute.recompute, job.max_artifact, device
     facts = NetworkFacts(layout, tuple(last_linear(model, sample)), (project.loaded.path, *chain(*files.values())))
     passes.over(first.name).float64_checks.try_out(read.of(first.name))
     return Run(job, project, facts, read, passes, device, memory, workers, store, reporter)

@@ -59,6 +59,19 @@ def _content(best: Optimum) -> Content:
     return found, {"by_fold": list(best.by_fold)}
 
 
+def _at_a_bound(alpha: float) -> str:
+    """What it means that a prior precision at a bound has the least nll."""
+    if alpha > 1:
+        return (
+            f"the best nll is at the upper bound of the prior precision, {nll.MOST_ALPHA:g}: "
+            "on these rows the network predicts best without a posterior"
+        )
+    return (
+        f"the best nll is at the lower bound of the prior precision, {nll.LEAST_ALPHA:g}: "
+        "on these rows the widest posterior predicts best; are they like the training rows?"
+    )
+
+
 @dataclass(frozen=True)
 class _Tuner:
     run: Run
@@ -116,7 +129,11 @@ class _Tuner:
         if not by_nll:
             self._warn_of_a_perfect_fit()
         if best.at_a_bound:
-            self.run.reporter.warn(f"the best {criterion} is at a bound: the data do not determine this number")
+            self.run.reporter.warn(
+                _at_a_bound(best.alphas[0])
+                if by_nll
+                else "the best log_evidence is at a bound: the data do not determine this number"
+            )
         begun = {"prior_precision": 1.0, "noise_variance": start.noise_variance, criterion: best.start_value}
         return {
             "by": f"{what} of {whose}",
@@ -126,6 +143,7 @@ class _Tuner:
             "start": begun,
             "bounds": bounds,
             **({"by_fold": list(best.by_fold)} if best.by_fold else {}),
+            **({"at_bound": _at_a_bound(best.alphas[0])} if best.at_a_bound and by_nll else {}),
         }
 
     @property

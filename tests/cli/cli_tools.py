@@ -46,6 +46,10 @@ class Run:
     cpu: float = 0.0
     peak: int = 0
 
+    def err_but_sanity(self) -> str:
+        """stderr without the warning that an untrained network is no better than a guess."""
+        return "".join(line for line in self.err.splitlines(True) if not line.startswith("warning: training rows:"))
+
     def json(self) -> Any:
         """The result, read strictly."""
         assert self.code == 0, self.err

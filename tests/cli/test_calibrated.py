@@ -333,6 +333,6 @@ def test_what_is_refused(tool: Tool, project: Project) -> None:
 
 def test_little_memory_gives_the_same_result(tool: Tool, larger: Project) -> None:
     found = tool("evaluate", *options(larger, "--json"), cwd=larger.folder).json()
-    again = tool("evaluate", *options(larger, "--json", "--memory", "1MiB", "--force"), cwd=larger.folder).json()
+    again = tool("evaluate", *options(larger, "--json", "--memory", "1MiB", "--recompute"), cwd=larger.folder).json()
     assert again["rows"][0]["nll"] == pytest.approx(found["rows"][0]["nll"], rel=1e-9)
     assert again["rows"][0]["rescale"] == pytest.approx(found["rows"][0]["rescale"], rel=1e-6)

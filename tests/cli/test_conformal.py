@@ -153,7 +153,7 @@ def test_a_quantile_for_each_class(tool: Tool, make: Any, kind: str) -> None:
 
 def lines_of(tool: Tool, project: Project, *words: Any) -> list[dict[str, str]]:
     path = project.folder / "predictions.csv"
-    evaluate(tool, project, "--k", K, "--predictions", path, "--force", *words)
+    evaluate(tool, project, "--k", K, "--predictions", path, "--overwrite", *words)
     with path.open() as file:
         return list(csv.DictReader(file))
 

@@ -66,11 +66,11 @@ def test_flipped_bytes(tool: Tool, done: tuple[Project, Path, dict], tmp_path: P
         if run.code == 0:
             assert core(run.json()) == core(result), f"byte {position} of {stem} changed the numbers"
         else:
-            refused(run, path.name, "--force", "--run-dir")
+            refused(run, path.name, "--recompute", "--run-dir")
             found += 1
     assert found >= len(positions) // 2, "the damage is looked for"
-    again = tool("evaluate", *CHOICE, "--run-dir", tmp_path / "r", "--force", cwd=project.folder)
-    assert core(again.json()) == core(result), "--force mends it"
+    again = tool("evaluate", *CHOICE, "--run-dir", tmp_path / "r", "--recompute", cwd=project.folder)
+    assert core(again.json()) == core(result), "--recompute mends it"
     whole(tmp_path / "r")
 
 
@@ -82,7 +82,7 @@ def test_truncated_and_exchanged(tool: Tool, done: tuple[Project, Path, dict], t
         content = path.read_bytes()
         path.write_bytes(content[:cut])
         run = tool("evaluate", *CHOICE, "--run-dir", tmp_path / "r", cwd=project.folder)
-        refused(run, path.name, "truncated", "--force")
+        refused(run, path.name, "truncated", "--recompute")
         path.write_bytes(content + b"more")
         refused(tool("evaluate", *CHOICE, "--run-dir", tmp_path / "r", cwd=project.folder), path.name)
     other = "scores" if stem != "scores" else "indices-gradient-k5"
@@ -153,11 +153,11 @@ def test_the_folder_of_another_run(tool: Tool, make: Make, tmp_path: Path) -> No
     first = tool("evaluate", *CHOICE, "--run-dir", folder, cwd=project.folder).json()
     before = contents(folder)
     run = tool("evaluate", *CHOICE, "--run-dir", folder, "--dtype", "float64", cwd=project.folder)
-    refused(run, "another run", "options.dtype", "float32", "float64", "--force")
+    refused(run, "another run", "options.dtype", "float32", "float64", "--recompute")
     save(mlp([3, 8, 1], seed=3), project.folder / "model.safetensors")
     refused(tool("evaluate", *CHOICE, "--run-dir", folder, cwd=project.folder), "another run", "weights", "--run-dir")
     assert contents(folder) == before
-    replaced = tool("evaluate", *CHOICE, "--run-dir", folder, "--force", cwd=project.folder).json()
+    replaced = tool("evaluate", *CHOICE, "--run-dir", folder, "--recompute", cwd=project.folder).json()
     assert replaced["rows"] != first["rows"]
     fresh = tool("evaluate", *CHOICE, "--run-dir", tmp_path / "fresh", cwd=project.folder).json()
     assert core(fresh) == core(replaced)
@@ -191,7 +191,7 @@ def test_a_folder_with_other_files(tool: Tool, project: Project, tmp_path: Path)
     (folder / ".film.mkv.part").write_text("half a download")
     (folder / "model.safetensors").write_bytes((project.folder / "model.safetensors").read_bytes())
     before = contents(folder)
-    for force in ((), ("--force",)):
+    for force in ((), ("--recompute",)):
         run = tool("evaluate", *CHOICE, "--run-dir", folder, *force, cwd=project.folder)
         refused(run, "not a run folder", "thesis.txt", "--run-dir")
         assert contents(folder) == before, "not even a lock is left in a folder of somebody else"
@@ -203,9 +203,9 @@ def test_a_damaged_manifest(tool: Tool, done: tuple[Project, Path, dict], tmp_pa
         copy(done, "scores", tmp_path / "r")
         (tmp_path / "r" / "run.json").write_text(text)
         run = tool("evaluate", *CHOICE, "--run-dir", tmp_path / "r", cwd=project.folder)
-        refused(run, "run.json" if text != '{"weights": 3}' else "another run", "--force")
-        forced = tool("evaluate", *CHOICE, "--run-dir", tmp_path / "r", "--force", cwd=project.folder)
-        assert core(forced.json()) == core(result), "the message says that --force mends it"
+        refused(run, "run.json" if text != '{"weights": 3}' else "another run", "--recompute")
+        forced = tool("evaluate", *CHOICE, "--run-dir", tmp_path / "r", "--recompute", cwd=project.folder)
+        assert core(forced.json()) == core(result), "the message says that --recompute mends it"
 
 
 @pytest.mark.parametrize("left", [".run.json.123.part", "..gitignore.123.part", ".gitignore"])
@@ -225,7 +225,7 @@ def test_leftovers_of_a_killed_write(tool: Tool, done: tuple, tmp_path: Path) ->
     (tmp_path / "r" / ".scores.safetensors.123.part").write_bytes(b"half")
     (tmp_path / "r" / "jacobians-train.safetensors").rename(tmp_path / "r" / "jacobians-train.safetensors.part")
     (tmp_path / "r" / "jacobians-train.safetensors.part.json").write_text('{"identity": "another", "rows_done": 9}')
-    run = tool("evaluate", *CHOICE, "--run-dir", tmp_path / "r", "--force", cwd=project.folder)
+    run = tool("evaluate", *CHOICE, "--run-dir", tmp_path / "r", "--recompute", cwd=project.folder)
     assert core(run.json()) == core(result)
     assert set(contents(tmp_path / "r")) == set(contents(folder)), "no litter"
 

@@ -179,8 +179,8 @@ def test_tensors_that_cannot_be_right(
     run = evaluate(tool, done, tmp_path / "r")
     refused(run, f"{stem}.safetensors")
     assert re.search(problem, run.err), run.err
-    again = evaluate(tool, done, tmp_path / "r", "--force")
-    assert core(again.json()) == core(done[2]), "--force replaces it"
+    again = evaluate(tool, done, tmp_path / "r", "--recompute")
+    assert core(again.json()) == core(done[2]), "--recompute replaces it"
 
 
 @pytest.mark.parametrize("stem", READ_BY)
@@ -199,7 +199,7 @@ def test_metadata_with_a_missing_key(tool: Tool, done: Done, tmp_path: Path, ste
     assert {"inputs", "fingerprint", "spec", "parameters"} <= set(needed)
     path = copied(done, stem, tmp_path / "r")
     forge(path, {"inputs": "absent"})
-    refused(evaluate(tool, done, tmp_path / "r"), path.name, "no 'inputs'", "--force")
+    refused(evaluate(tool, done, tmp_path / "r"), path.name, "no 'inputs'", "--recompute")
 
 
 def rewritten(path: Path, change: Callable[[dict[str, Any]], Any], text: str | None = None) -> None:
@@ -241,7 +241,7 @@ WRONG_ENTRIES = {
 def test_descriptions_of_tensors_that_cannot_be_right(tool: Tool, done: Done, tmp_path: Path, change: Any) -> None:
     path = copied(done, "scores", tmp_path / "r")
     rewritten(path, change)
-    refused(evaluate(tool, done, tmp_path / "r"), "scores.safetensors", "--force")
+    refused(evaluate(tool, done, tmp_path / "r"), "scores.safetensors", "--recompute")
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_descriptions_of_tensors_that_cannot_be_right(tool: Tool, done: Done, tm
 def test_metadata_that_are_no_metadata(tool: Tool, done: Done, tmp_path: Path, text: str) -> None:
     path = copied(done, "scores", tmp_path / "r")
     rewritten(path, lambda meta: None, text)
-    refused(evaluate(tool, done, tmp_path / "r"), "scores.safetensors", "--force")
+    refused(evaluate(tool, done, tmp_path / "r"), "scores.safetensors", "--recompute")
 
 
 def test_a_later_version_is_named_by_its_number(tool: Tool, done: Done, tmp_path: Path) -> None:
@@ -428,14 +428,14 @@ def test_manifests_that_are_deep_or_large(tool: Tool, done: Done, tmp_path: Path
         shutil.rmtree(tmp_path / "r", ignore_errors=True)
         path = copied(done, "scores", tmp_path / "r")
         (path.parent / "run.json").write_bytes(text.encode(errors="surrogateescape"))
-        refused(evaluate(tool, done, path.parent), "run.json", "--force")
+        refused(evaluate(tool, done, path.parent), "run.json", "--recompute")
 
 
 def test_folders_in_a_run_folder_that_is_replaced(tool: Tool, done: Done, tmp_path: Path) -> None:
     for name in ("posterior-a.safetensors", ".run.json.12.part"):
         copied(done, "scores", tmp_path / name)
         (tmp_path / name / name).mkdir()
-        run = evaluate(tool, done, tmp_path / name, "--force")
+        run = evaluate(tool, done, tmp_path / name, "--recompute")
         refused(run, "could not write")
 
 
@@ -478,7 +478,7 @@ def test_force_deletes_only_files_of_its_own(tool: Tool, project: Project) -> No
     (folder / "run.json").write_text("{}")
     (folder / "precious.safetensors").write_text("years of work")
     (folder / "scores.safetensors").write_text("stale")
-    assert tool("evaluate", *CHOICE, "--run-dir", "r", "--force", cwd=project.folder).code == 0
+    assert tool("evaluate", *CHOICE, "--run-dir", "r", "--recompute", cwd=project.folder).code == 0
     assert (folder / "precious.safetensors").read_text() == "years of work"
 
 

@@ -36,6 +36,52 @@ def test_a_limit_on_what_is_not_known_is_4_and_1_wins(tool: Tool, project: Proje
     gate(tool, project, "--fail-if", "w2 > 1", "--full", "none", code=4)
 
 
+def test_a_limit_may_name_the_row_it_is_about(tool: Tool, project: Project) -> None:
+    found, run = gate(tool, project, "--fail-if", "full: w2 > 0", "--fail-if", "map: nll > 1e9", code=0)
+    assert [(check["method"], check["metric"]) for check in found["checks"]] == [("full", "w2"), ("map", "nll")]
+    assert "gate: 2 of 2 limits hold (rows: full (k = 41), map)" in run.err
+    found, run = gate(tool, project, "--fail-if", "full: nll > -1e9", code=1)
+    assert [check["method"] for check in found["checks"]] == ["full"]
+    assert "failed: full (k = 41): nll = " in run.err
+    found, _ = gate(tool, project, "--fail-if", "gradient (k = 10): w2 > 100", code=0)
+    assert [check["k"] for check in found["checks"]] == [10]
+    found, _ = gate(tool, project, "--fail-if", "w2 > 100", code=0)
+    assert {check["method"] for check in found["checks"]} == {"gradient"}, "a reference has to be named"
+
+
+def test_a_row_that_is_named_but_not_there(tool: Tool, project: Project) -> None:
+    evaluate = ("evaluate", "--k", 5, "--fail-if")
+    refused(tool(*evaluate, "ful: w2 > 1", cwd=project.folder), "unknown row 'ful'", "did you mean 'full'?")
+    refused(tool(*evaluate, "greedy: w2 > 1", cwd=project.folder), "'greedy'", "--method is gradient")
+    refused(tool(*evaluate, "full: nll > 1", "--full", "none", cwd=project.folder), "'full'", "--full exact")
+    assert not (project.folder / ".sublaplace").exists(), "known before any computing"
+    found, run = gate(tool, project, "--fail-if", "temperature: nll > 1", code=4)
+    assert found["checks"][0]["passed"] is None
+    assert "there is no such row, only gradient (k = 5), gradient (k = 10), map, full (k = 41)" in run.err
+    project.use(gate={"greedy: w2": {"max": 100}, "full: nll": {"max": 1e9}})
+    found, _ = gate(tool, project, code=4)
+    assert [check["passed"] for check in found["checks"]] == [None, True], "the spec serves many commands"
+
+
+def test_a_reference_is_compared_with_that_of_the_baseline(tool: Tool, project: Project) -> None:
+    tool("evaluate", "--k", 5, "-o", "base.json", cwd=project.folder)
+    options = ("--baseline", "base.json", "--max-regression", "full: nll=0", "--max-regression", "map: rmse=0")
+    found, _ = gate(tool, project, *options, code=0, k=5)
+    assert [(check["method"], check["change"]) for check in found["checks"]] == [("full", 0), ("map", 0)]
+    better = json.loads((project.folder / "base.json").read_text())
+    better["full"]["nll"] -= 1
+    (project.folder / "base.json").write_text(json.dumps(better))
+    found, _ = gate(tool, project, *options, code=1, k=5)
+    assert [check["passed"] for check in found["checks"]] == [False, True]
+    (project.folder / "base.json").write_text(json.dumps({**better, "full": 3}))
+    refused(tool("evaluate", "--k", 5, *options, cwd=project.folder), "base.json", "'full'")
+
+
+def test_a_named_reference_is_judged_in_every_run_of_a_sweep(tool: Tool, project: Project) -> None:
+    found, _ = gate(tool, project, "--seed", 0, "--seed", 1, "--fail-if", "full: nll > 1e9", code=0, k=5)
+    assert [(check["method"], check["seed"]) for check in found["checks"]] == [("full", 0), ("full", 1)]
+
+
 def test_without_a_limit_nothing_fails(tool: Tool, project: Project) -> None:
     found, _ = gate(tool, project, code=0)
     assert found is None
@@ -170,7 +216,7 @@ def test_a_rescaled_posterior_alone_says_so(tool: Tool, project: Project) -> Non
     words = ("evaluate", "--posterior", scaled, "--baseline", "main.json", "--max-regression", "nll=100")
     assert tool(*words, cwd=project.folder).code == 4
     for path in (plain, scaled):
-        run = tool("evaluate", "--posterior", path, "--predictions", path, "--force", cwd=project.folder)
+        run = tool("evaluate", "--posterior", path, "--predictions", path, "--overwrite", cwd=project.folder)
         refused(run, "is an input of the run")
 
 
@@ -189,7 +235,7 @@ def test_the_summary_of_a_job(tool: Tool, project: Project) -> None:
 
 def test_a_baseline_is_never_overwritten(tool: Tool, project: Project, baseline: str) -> None:
     before = (project.folder / baseline).read_text()
-    run = tool("evaluate", "--k", 5, "--baseline", baseline, "-o", baseline, "--force", cwd=project.folder)
+    run = tool("evaluate", "--k", 5, "--baseline", baseline, "-o", baseline, "--overwrite", cwd=project.folder)
     refused(run, "is an input of the run")
     assert (project.folder / baseline).read_text() == before
     assert json.loads(before)["provenance"]["metrics"] == METRIC_VERSION

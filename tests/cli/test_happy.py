@@ -68,7 +68,7 @@ def test_a_second_evaluate_reuses_everything(tool: Tool, project: Project) -> No
         assert f"reusing {name}" in second.err
     assert contents(folder) == before
     quiet = tool("evaluate", "--k", 5, "--json", "-q", cwd=project.folder)
-    assert quiet.err == ""
+    assert quiet.err_but_sanity() == ""
     assert core(quiet.json()) == core(first.json())
 
 
@@ -156,11 +156,38 @@ def test_formats(tool: Tool, project: Project, tmp_path: Path) -> None:
             assert again.out.rstrip("\n") == file.read_text().rstrip("\n")
     exists = tool(*options, "-o", files[0], cwd=project.folder)
     assert exists.code == 2
-    assert "--force" in exists.err
-    assert tool(*options, "-o", files[0], "--force", cwd=project.folder).code == 0
-    forced = tmp_path / "anything.dat"
-    assert tool(*options, "--format", "csv", "-o", forced, cwd=project.folder).code == 0
-    assert forced.read_text() == files[1].read_text()
+    assert "--overwrite" in exists.err
+    assert tool(*options, "-o", files[0], "--overwrite", cwd=project.folder).code == 0
+
+
+def test_files_go_by_their_suffix_whatever_stdout_shows(tool: Tool, project: Project, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("base.json", "result.csv")]
+    options = [word for file in files for word in ("-o", file)]
+    shown = tool("evaluate", "--k", 5, "--format", "table", *options, cwd=project.folder)
+    assert "──" in shown.out
+    assert core(strict(files[0].read_text()))["rows"][0]["k"] == 5
+    assert files[1].read_text().startswith("method,k,")
+    assert tool("evaluate", "--k", 5, "--baseline", files[0], cwd=project.folder).code == 0
+    refusal = tool("evaluate", "--k", 5, "--format", "csv", "-o", tmp_path / "any.dat", cwd=project.folder)
+    assert refusal.code == 2
+    assert "any.dat: no format belongs to this suffix" in refusal.err
+
+
+def test_replacing_a_file_recomputes_nothing(tool: Tool, project: Project, tmp_path: Path) -> None:
+    file = tmp_path / "r.json"
+    evaluate = ("evaluate", "--k", 5, "-o", file)
+    first = tool(*evaluate, cwd=project.folder)
+    assert "reusing" not in first.err
+    replaced = tool(*evaluate, "--overwrite", cwd=project.folder)
+    assert (replaced.code, "reusing" in replaced.err) == (0, True)
+    refusal = tool(*evaluate, "--recompute", cwd=project.folder)
+    assert (refusal.code, "--overwrite" in refusal.err) == (2, True)
+    assert "--force" not in refusal.err
+    assert "reusing" not in tool("evaluate", "--k", 5, "--recompute", cwd=project.folder).err
+    both = tool(*evaluate, "--force", cwd=project.folder)
+    assert (both.code, "reusing" in both.err) == (0, False)
+    assert both.err.count("--force is deprecated") == 1
+    assert "--force" not in tool("evaluate", "--help", cwd=project.folder).out
 
 
 def test_predictions(tool: Tool, project: Project, tmp_path: Path) -> None:
@@ -329,7 +356,7 @@ def test_log_odds_and_oracles(tool: Tool, make: Make, tmp_path: Path) -> None:
     found = {}
     for name, oracle in oracles.items():
         project.use(task="binary", model=model, oracle=oracle)
-        options = ("--json", "--dtype", "float64", "--predictions", predictions, "--force")
+        options = ("--json", "--dtype", "float64", "--predictions", predictions, "--overwrite")
         found[name] = tool("evaluate", "--k", 6, *options, cwd=project.folder).json()["rows"][0]
         lines = [strict(line) for line in predictions.read_text().splitlines()]
         mean, std = (np.array([line[key] for line in lines]) for key in ("mean", "std"))

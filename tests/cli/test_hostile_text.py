@@ -161,7 +161,7 @@ def test_a_label_is_no_markup(tool: Tool, project: Project, method: str) -> None
     run = tool(*options, "--format", "table", "--plot", "p.svg", "--report", "r.html", cwd=project.folder)
     assert run.code == 0, run.err
     assert f" {method} " in run.out
-    code, out, _ = on_terminal((*options, "--force"), project.folder, {"NO_COLOR": "1"}, 200)
+    code, out, _ = on_terminal((*options, "--overwrite"), project.folder, {"NO_COLOR": "1"}, 200)
     assert code == 0
     assert method in out
 
@@ -184,7 +184,7 @@ def test_predictions_in_csv(tool: Tool, project: Project) -> None:
 
 @pytest.mark.parametrize("name", ["run.json", "evaluation.json"])
 def test_a_file_of_a_run_folder_is_never_overwritten(tool: Tool, project: Project, name: str) -> None:
-    evaluate = ("evaluate", "--k", "3", "--force")
+    evaluate = ("evaluate", "--k", "3", "--overwrite")
     assert tool(*evaluate, "--run-dir", "r", cwd=project.folder).code == 0
     before = (project.folder / "r" / name).read_bytes()
     (project.folder / "link.json").symlink_to(Path("r") / name)
@@ -198,7 +198,7 @@ def test_a_file_of_a_run_folder_is_never_overwritten(tool: Tool, project: Projec
 
 
 def test_a_matplotlibrc_is_ignored(project: Project) -> None:
-    options = ("evaluate", "--k", "3", "--plot", "p.svg", "--force")
+    options = ("evaluate", "--k", "3", "--plot", "p.svg", "--overwrite")
     assert call(*options, cwd=project.folder).code == 0
     before = (project.folder / "p.svg").read_bytes()
     (project.folder / "matplotlibrc").write_text("figure.facecolor: red\naxes.facecolor: red\nno such key: \x1b[2J\n")

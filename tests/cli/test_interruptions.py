@@ -150,7 +150,7 @@ def test_kill_9_in_the_jacobian_pass_resumes(tool: Tool, slow: tuple[Project, Pa
     if broken.code == 0:
         same_as_undisturbed(slow, tmp_path / "damaged", "damaged in between")
     else:
-        refused(broken, "jacobians-train.safetensors", "--force")
+        refused(broken, "jacobians-train.safetensors", "--recompute")
 
 
 def test_scores_of_rows_that_are_neither_stored_nor_held_survive_a_kill(

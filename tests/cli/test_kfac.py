@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -56,6 +57,26 @@ def test_a_row_beside_the_others(tool: Tool, tmp_path: Path, task: str) -> None:
     assert rows[0]["w2_relative"] < 1
 
 
+@needs_curvlinops
+def test_ipv_is_the_mean_variance_of_the_training_rows(tool: Tool, tmp_path: Path) -> None:
+    """Without correlations between parameters it can be above that of the full posterior, which is said."""
+    project = Project(tmp_path / "p")
+    splits = {**project.spec["data"]["splits"], "test": {"same_as": "train"}}
+    project.use(data={**project.spec["data"], "splits": splits}, posterior={"prior_precision": 1e-3})
+    words = ("evaluate", "--method", "kfac,diagonal,full", "--dtype", "float64", "--json")
+    run = tool(*words, "--predictions", "p.jsonl", cwd=project.folder)
+    lines = [json.loads(line) for line in (project.folder / "p.jsonl").read_text().splitlines()]
+    for row in run.json()["rows"]:
+        squares = [line["std"] ** 2 for line in lines if line["method"] == row["method"]]
+        assert row["ipv"] == pytest.approx(sum(squares) / len(squares), rel=1e-8)
+        if row["method"] == "full":
+            assert (row["retained"], "retained" in row["why"]) == (1, False)
+        else:
+            assert row["retained"] > 1
+            assert "correlations between parameters are left out" in row["why"]["retained"]
+            assert f"{row['method']}: retained is {row['retained']:.3g}" in run.err
+
+
 def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sublaplace_cli.errors import UserError
     from sublaplace_cli.run.references import kfac
@@ -63,7 +84,7 @@ def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(kfac, "find_spec", lambda _name: None)
     with pytest.raises(UserError, match="curvlinops") as refusal:
         kfac.check(builtins.object())  # type: ignore[arg-type]
-    assert "sublaplace[kfac]" in str(refusal.value.hint)
+    assert "pip install '.[kfac]'" in str(refusal.value.hint)
 
 
 @needs_curvlinops

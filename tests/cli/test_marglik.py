@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import reference
 import torch
@@ -188,3 +189,21 @@ def test_tuning_needs_its_split(tool: Tool, tmp_path: Path) -> None:
     refused(tool("fit", "--k", 5, "--spec", path, cwd=project.folder), "validation")
     project.use(posterior={"prior_precision": {"tune": "nll"}})
     refused(tool("evaluate", "--folds", 9, cwd=project.folder), "8 test rows are too few for --folds 9")
+
+
+def test_a_prior_at_its_bound_says_what_that_means(tool: Tool, project: Project) -> None:
+    """Targets that the network predicts exactly leave nothing for a posterior to do; wild ones want all of it."""
+    with torch.no_grad():
+        f = project.model(torch.from_numpy(project.x).float()).double().numpy()
+    tuned = {"prior_precision": {"tune": "nll"}, "noise_variance": 1.0}
+    names = ["a", "b", "c", "y0"]
+    for shift, bound, words in (
+        (0.0, "upper", "on these rows the network predicts best without a posterior"),
+        (1e9, "lower", "on these rows the widest posterior predicts best"),
+    ):
+        project.write_csv("data.csv", names, np.hstack([project.x, f + shift]))
+        project.use(posterior=tuned)
+        run = tool("evaluate", "--method", "full", "--json", cwd=project.folder)
+        assert f"the best nll is at the {bound} bound of the prior precision" in run.err
+        assert words in run.err
+        assert words in run.json()["tuned"]["at_bound"]

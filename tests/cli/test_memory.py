@@ -52,5 +52,5 @@ def peak(project: Project, *args: str) -> int:
 def test_a_dry_run_tells_the_peak_memory_within_a_factor(wide, command):
     words = command.split()
     estimate = call(*words, "--dry-run", "--json", cwd=wide.folder).json()["memory_estimate"]
-    seen = peak(wide, *words, "--force")
+    seen = peak(wide, *words, "--recompute")
     assert estimate / FACTOR < seen < estimate * FACTOR, (estimate, seen)

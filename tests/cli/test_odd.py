@@ -275,12 +275,12 @@ def test_the_same_weights_by_another_name_are_the_same_run(tool: Tool, project: 
 def test_results_never_replace_inputs(tool: Tool, project: Project) -> None:
     before = {path.name: path.read_bytes() for path in project.folder.iterdir()}
     for options in (
-        ("-o", "model.safetensors", "--format", "json"),
+        ("--predictions", "model.safetensors"),
         ("-o", "data.csv"),
         ("--predictions", "data.csv"),
-        ("-o", "sublaplace.yaml", "--format", "json"),
+        ("-o", "sublaplace.yaml"),
     ):
-        for more in ((), ("--force",), ("--force", "--dry-run")):
+        for more in ((), ("--overwrite",), ("--overwrite", "--dry-run")):
             run = tool("evaluate", "--k", 5, *options, *more, cwd=project.folder)
             for name, content in before.items():
                 assert (project.folder / name).read_bytes() == content, f"{name} was lost: {options} {more}"
@@ -290,7 +290,7 @@ def test_results_never_replace_inputs(tool: Tool, project: Project) -> None:
 def test_outputs_that_cannot_be_written(tool: Tool, project: Project, tmp_path: Path) -> None:
     (tmp_path / "folder.json").mkdir()
     for path in (tmp_path / "folder.json", tmp_path / ("x" * 300 + ".json")):
-        run = tool("evaluate", "--k", 5, "-o", path, "--force", cwd=project.folder)
+        run = tool("evaluate", "--k", 5, "-o", path, "--overwrite", cwd=project.folder)
         refused(run, "-o", path.name)
         assert "--run-dir" not in run.err, "another run folder would not help"
         assert not (project.folder / ".sublaplace").exists(), "known before any computing"

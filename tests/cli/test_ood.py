@@ -43,7 +43,7 @@ def predictions(tool: Tool, project: Project, path: str, *more: Any) -> np.ndarr
     spec = json.loads(json.dumps(project.spec))
     spec["data"]["splits"] |= {"test": {"path": path}, "ood": None}
     project.save(spec, "other.yaml")
-    run = tool("evaluate", "--spec", "other.yaml", "--predictions", "p.jsonl", "--force", *more, cwd=project.folder)
+    run = tool("evaluate", "--spec", "other.yaml", "--predictions", "p.jsonl", "--overwrite", *more, cwd=project.folder)
     assert run.code == 0, run.err
     lines = [json.loads(line) for line in (project.folder / "p.jsonl").read_text().splitlines()]
     rows = sorted({line["row"] for line in lines})

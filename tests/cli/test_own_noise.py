@@ -72,7 +72,7 @@ def test_what_the_result_says(tool: Tool, project: Project) -> None:
 
 def lines_of(tool: Tool, project: Project, *words: Any) -> list[dict[str, Any]]:
     """The predictions of a command as they stand in a file."""
-    words = ("evaluate", *words, "--dtype", "float64", "--predictions", "p.jsonl", "--force")
+    words = ("evaluate", *words, "--dtype", "float64", "--predictions", "p.jsonl", "--overwrite")
     assert tool(*words, cwd=project.folder).code == 0
     return [json.loads(line) for line in (project.folder / "p.jsonl").read_text().splitlines()]
 

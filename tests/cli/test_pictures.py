@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
@@ -29,7 +30,7 @@ def test_every_picture_of_every_task(tool: Tool, make, kind: str, task: str) -> 
     first = (project.folder / "a.svg").read_bytes()
     assert ElementTree.fromstring(first).tag.endswith("svg")
     if task == "binary":
-        tool(*words, "--force", cwd=project.folder)
+        tool(*words, "--overwrite", cwd=project.folder)
         assert (project.folder / "a.svg").read_bytes() == first, "the same numbers give the same picture"
 
 
@@ -90,7 +91,6 @@ def test_curves_of_a_sweep_and_of_a_bracket(tool: Tool, project: Project) -> Non
         (["--report", "a.pdf"], [".html"]),
         (["--plot", "no/a.png"], ["no folder"]),
         (["--plot", "/proc/a.png"], ["cannot be written here"]),
-        (["-o", "/dev/null", "--format", "json", "--force"], ["not a regular file"]),
         (["--plot", "a.png", "-o", "a.png"], ["a.png"]),
         (["--report", "sublaplace.yaml"], [".html"]),
     ],
@@ -98,6 +98,12 @@ def test_curves_of_a_sweep_and_of_a_bracket(tool: Tool, project: Project) -> Non
 def test_what_cannot_be_drawn_is_known_first(tool: Tool, project: Project, options, words) -> None:
     refused(tool("evaluate", *([] if "--method" in options else ["--k", 5]), *options, cwd=project.folder), *words)
     assert not (project.folder / ".sublaplace").exists()
+
+
+def test_a_pipe_is_no_output_file(tool: Tool, project: Project) -> None:
+    os.mkfifo(project.folder / "pipe.json")
+    run = tool("evaluate", "--k", 5, "-o", "pipe.json", "--overwrite", cwd=project.folder)
+    refused(run, "pipe.json", "not a regular file")
 
 
 def test_no_targets_no_calibration(tool: Tool, project: Project) -> None:
@@ -117,7 +123,7 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch, tmp_path) -> No
     monkeypatch.setattr(usage, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="matplotlib") as error:
         usage.parse_job("evaluate", Settings(plot=tmp_path / "a.png"))
-    assert "sublaplace[plot]" in error.value.hint
+    assert "pip install '.[plot]'" in error.value.hint
 
 
 class Page(HTMLParser):

@@ -63,7 +63,7 @@ def test_new_data_without_the_training_rows(tool: Tool, tmp_path: Path, task: st
 
 def test_draws_by_either_way_and_in_every_format(tool: Tool, tmp_path: Path) -> None:
     project, posterior, _ = fitted(tool, tmp_path / "p", "regression", "--k", "10")
-    common = ["--samples", "400", "--seed", "5", "--dtype", "float64", "--force"]
+    common = ["--samples", "400", "--seed", "5", "--dtype", "float64", "--overwrite"]
     tool("evaluate", "--k", "10", *common, "--predictions", "a.safetensors", cwd=project.folder)
     alone = ["evaluate", "--posterior", posterior, *common]
     for name in ("b.safetensors", "b.csv", "b.jsonl"):

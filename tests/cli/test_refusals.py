@@ -49,7 +49,7 @@ USAGE = [
     (["--memory", "0"], ["--memory"]),
     (["--memory", "0.1"], ["--memory"]),
     (["--max-artifact", "5 parsecs"], ["--max-artifact", "500MB"]),
-    (["-o", "result.xyz"], ["result.xyz", "suffix", "--format"]),
+    (["-o", "result.xyz"], ["result.xyz", "suffix", ".json"]),
     (["-o", "no/such/folder/r.json"], ["no folder", "no/such/folder"]),
     (["--predictions", "p.xlsx"], ["p.xlsx", ".jsonl"]),
     (["--predictions", "no/such/p.csv"], ["no folder"]),
@@ -440,7 +440,11 @@ def test_device_and_extras(tool: Tool, project: Project) -> None:
     data = {**project.spec["data"], "format": "parquet", "path": "data.parquet"}
     (project.folder / "data.parquet").write_bytes(b"PAR1")
     project.use(data=data)
-    refused(call("evaluate", "--k", 5, cwd=project.folder, env=env), "parquet", "pip install 'sublaplace[parquet]'")
+    refused(
+        call("evaluate", "--k", 5, cwd=project.folder, env=env),
+        "parquet",
+        "in a clone of sublaplace: pip install '.[parquet]'",
+    )
     assert not (project.folder / ".sublaplace").exists()
 
 

@@ -28,6 +28,8 @@ CHANGED = {
     "output": {"output": (Path("a.json"), Path("b.md"))},
     "allow_code": {"allow_code": ("nets",)},
     "allow_outside": {"allow_outside": True},
+    "overwrite": {"overwrite": True},
+    "recompute": {"recompute": True},
     "force": {"force": True},
     "dry_run": {"dry_run": True},
     "seeds": {"seeds": (4, 5)},
@@ -84,7 +86,7 @@ def test_without_options_a_job_has_the_defaults(command: str, monkeypatch: pytes
     assert (job.memory, job.max_artifact) == (None, 20 * 2**30)
     assert (job.selection.seed, job.selection.seeds) == (0, ())
     assert (job.outputs.format, job.outputs.named()) == ("auto", [])
-    assert (job.limits, job.compute.force, job.compute.dry_run) == ((), False, False)
+    assert (job.limits, job.compute.recompute, job.outputs.overwrite) == ((), False, False)
 
 
 def test_methods_and_ks_in_the_order_typed_and_each_once() -> None:

@@ -182,7 +182,7 @@ def test_code_that_loads_rows_itself_gets_them_from_all_workers() -> None:
     factors = {weight.name: Factors(torch.eye(d_in).double(), torch.eye(d_out).double())}
 
     def work(precision: Precision, test: Jacobian) -> Tensor:
-        return KroneckerPosterior(factors, precision.layout, precision.prior, PLENTY).variance(test)
+        return KroneckerPosterior(factors, precision).variance(test)
 
     found, called = distribute(problem, 2, 3, work)
     assert "rows_of_all" in called

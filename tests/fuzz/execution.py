@@ -47,7 +47,7 @@ class Laboratory:
             before = case.set_up(self.base, place / "project")
             ending = run(case.words, place)
             problems = problems_of(ending, case.words)
-            problems += _left_alone(before, place / "project", "--force" in case.words)
+            problems += _left_alone(before, place / "project", bool({"--force", "--overwrite"} & set(case.words)))
             if case.same and ending.code == 0 and not problems and core(strict(ending.out)) != self.expected:
                 problems.append("another result than from the file without damage")
             return ending, problems

@@ -50,7 +50,7 @@ def test_github_annotations(found):
     assert parsed[0][1] == "sublaplace%3A w2 failed"
     assert "%25" in parsed[1][2]
     assert "%0A" in parsed[1][2]
-    assert parsed[-1][2] == "gate: 2 of 4 limits hold"
+    assert parsed[-1][2].startswith("gate: 2 of 4 limits hold (rows: gradient (k = 5), names:a|b")
     assert text("github", dataclasses.replace(found, gate=None)).startswith(
         "::notice title=sublaplace::regression: 3 training rows"
     )
@@ -66,7 +66,7 @@ def test_checks_of_the_runs_of_a_sweep_have_their_own_names(found):
 def test_limits_that_hold_have_one_notice(found):
     gate = Gate(tuple(Check(row(w2=1.0), "w2", "max 2", True) for _ in range(20)))
     assert text("github", dataclasses.replace(found, gate=gate)) == (
-        "::notice title=sublaplace::gate: 20 of 20 limits hold"
+        "::notice title=sublaplace::gate: 20 of 20 limits hold (rows: gradient (k = 5))"
     )
 
 
@@ -82,4 +82,4 @@ def test_annotations_of_hostile_names_stay_one_line_each(found):
     assert first.startswith(
         "::error title=sublaplace%3A w2 failed::names:a%0D%0A::error::b\\x1b[2J\\u2028::warning::c ("
     )
-    assert last == "::notice title=sublaplace::gate: 0 of 1 limits hold"
+    assert last.startswith("::notice title=sublaplace::gate: 0 of 1 limits hold (rows: names:a%0D%0A::error::b\\x1b[2J")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublaplace_cli.errors import UserError
-from sublaplace_cli.results.limits import parse_fail_if, parse_limits, parse_max_regression
+from sublaplace_cli.results.limits import Limit, parse_fail_if, parse_limits, parse_max_regression
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,30 @@ def test_limits_that_are_none(text, words):
 def test_regressions_that_are_none(text, words):
     with pytest.raises(UserError, match=words):
         parse_max_regression(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "row", "metric"),
+    [
+        ("full: ece > 0.1", "full", "ece"),
+        ("map:nll > 0.1", "map", "nll"),
+        (" gradient (k = 200) : w2 > 0.1", "gradient (k = 200)", "w2"),
+        ("constant, calibrated: nll > 0.1", "constant, calibrated", "nll"),
+        ("names:layer3.*: w2 > 0.1", "names:layer3.*", "w2"),
+        ("own.code:pick: w2 > 0.1", "own.code:pick", "w2"),
+        ("w2 > 0.1", None, "w2"),
+    ],
+)
+def test_a_limit_may_name_its_row(text, row, metric):
+    assert parse_fail_if(text) == Limit(metric, "max", 0.1, row=row)
+    assert parse_max_regression(text.replace(" > 0.1", "=5%")) == Limit(metric, "max_regression", 0.05, True, row)
+
+
+@pytest.mark.parametrize("text", ["ful: w2 > 1", ": w2 > 1", "w2: w2 > 1", "full (k = 2: w2 > 1"])
+def test_rows_that_no_result_can_have(text):
+    with pytest.raises(UserError, match="unknown row") as error:
+        parse_fail_if(text)
+    assert "available: constant" in error.value.hint or "did you mean 'full'" in error.value.hint
 
 
 def test_limits_of_a_command_line_in_their_order():

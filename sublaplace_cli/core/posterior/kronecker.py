@@ -4,15 +4,16 @@ A is the mean outer product of a layer's inputs, B the sum of the outer products
 eigenvectors the precision of a weight is diagonal, so that the covariance of a row is a sum of products.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..jacobian.blocks import Block
 from ..jacobian.rows import Jacobian, n_outputs, row_tiles
 from ..linalg import row_products
-from ..network.layout import Layout
+from ..omega.precision import Precision
 from . import Posterior
 
 # Eigenvectors of A and B, and the data's part of the precision in them (d_out, d_in) or (d_out, 1).
@@ -32,39 +33,41 @@ class KroneckerPosterior(Posterior):
     """B ⊗ A + V per weight, B + V per bias; parameters without factors stay at their prior."""
 
     factors: Mapping[str, Factors]  # by parameter name
-    layout: Layout
-    prior: Tensor  # v (p,)
-    memory: int
+    omega: Precision  # of the training rows, with V
 
     @property
     def freedom(self) -> float:
-        """tr((KFAC + V)⁻¹ KFAC)."""
-        priors = {parameter.name: float(self.prior[parameter.offset]) for parameter in self.layout.parameters}
+        """tr((KFAC + V)⁻¹ AᵀA), over the training rows as they are: KFAC itself is only close to AᵀA."""
         total = 0.0
-        for name, factors in self.factors.items():
-            _, _, data = _turned(factors)
-            total += float((data / (data + priors[name])).sum())
+        for a, b, covariance in self._tiles(self.omega.jacobian):
+            W = self.omega.root[a:b]
+            total += float(torch.einsum("ncd,nce,ned->", W, covariance, W))
         return total
 
     def covariance(self, jacobian: Jacobian) -> Tensor:
         """G(KFAC + V)⁻¹Gᵀ."""
-        M, C = len(jacobian.outputs), n_outputs(jacobian)
-        turned = {name: _turned(factors) for name, factors in self.factors.items()}
-        covariance = torch.zeros(M, C, C, dtype=torch.float64, device=jacobian.outputs.device)
-        for a, b in row_tiles(jacobian, self.memory):
+        return torch.cat([covariance for _, _, covariance in self._tiles(jacobian)])
+
+    def _tiles(self, jacobian: Jacobian) -> Iterator[tuple[int, int, Tensor]]:
+        """(first row, last row, covariance), a tile of rows at a time."""
+        C, turned = n_outputs(jacobian), {name: _turned(factors) for name, factors in self.factors.items()}
+        for a, b in row_tiles(jacobian, self.omega.memory):
+            covariance = torch.zeros(b - a, C, C, dtype=torch.float64, device=jacobian.outputs.device)
             for block in jacobian.load(a, b):
-                start, stop = block.start, block.span.stop
-                inside = [p for p in self.layout.parameters if start <= p.offset and p.span.stop <= stop]
-                done = a
-                for piece in block.dense_pieces():
-                    rows = slice(done, done + piece.n_rows)
-                    for parameter in inside:
-                        span = parameter.span
-                        g = piece.flat[:, span.start - start : span.stop - start].double()
-                        whitened = _whitened(g, turned.get(parameter.name), self.prior[span])
-                        covariance[rows] += row_products(whitened.T, C)
-                    done += piece.n_rows
-        return covariance
+                self._add(block, turned, covariance)
+            yield a, b, covariance
+
+    def _add(self, block: Block, turned: Mapping[str, Turned], covariance: Tensor) -> None:
+        """Add the part of a block's parameters."""
+        start, stop, done = block.start, block.span.stop, 0
+        inside = [p for p in self.omega.layout.parameters if start <= p.offset and p.span.stop <= stop]
+        for piece in block.dense_pieces():
+            for parameter in inside:
+                span = parameter.span
+                g = piece.flat[:, span.start - start : span.stop - start].double()
+                whitened = _whitened(g, turned.get(parameter.name), self.omega.prior[span])
+                covariance[done : done + piece.n_rows] += row_products(whitened.T, covariance.shape[1])
+            done += piece.n_rows
 
 
 def _turned(factors: Factors) -> Turned:

@@ -148,5 +148,5 @@ def _read_header(path: Path) -> tuple[str, dict[str, tuple[str, list[int]]], int
 
 def broken(path: Path, what: str) -> UserError:
     """The error for an artifact that cannot be used."""
-    hint = "delete the file, recompute it with --force, or start a new run with another --run-dir"
+    hint = "delete the file, add --recompute, or start a new run with another --run-dir"
     return UserError(f"{path}: {what}", hint=hint)

@@ -84,7 +84,7 @@ class RunFolder:
         known = None if force else self._known_identity()
         wanted = json.loads(canonical_json(self.identity))
         if known is not None and known != wanted:
-            hint = "choose another --run-dir, or replace its contents with --force"
+            hint = "choose another --run-dir, or replace its contents with --recompute"
             raise UserError(f"{self.path} belongs to another run: {_difference(known, wanted)}", hint=hint)
         if known is None:
             with explain_write_errors(self.path):

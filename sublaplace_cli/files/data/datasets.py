@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ... import catalog
-from ...errors import UserError
+from ...errors import UserError, how_to_install
 from ..reading import reason_of
 from ..spec.data import ArraysSpec, ColumnsSpec, DataSpec, SplitSpec
 from ..spec.models import Spec
@@ -55,9 +55,8 @@ def require_extra(format_name: str) -> None:
     try:
         import_module(module)
     except ImportError:
-        hint = f"pip install 'sublaplace[{extra}]'"
         message = f"data.format: {format_name} needs a package that is not installed ({module})"
-        raise UserError(message, hint=hint) from None
+        raise UserError(message, hint=how_to_install(extra)) from None
 
 
 def data_files(data: DataSpec, resolve: Resolve, names: Sequence[str] | None = None) -> list[Path]:

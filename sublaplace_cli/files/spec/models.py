@@ -10,11 +10,9 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field
 
 from ...catalog import ARCHITECTURES, CALIBRATED, LINKS, OUTPUTS, RESCALES, TASKS, Task
-from ...errors import suggestion
-from ...results.limits import Limit, regression_amount
-from ...results.metric_table import METRICS
 from .data import DataSpec
-from .part import PROBLEMS_SHOWN, Finding, Part, refuse, refused, wrong
+from .gate import MetricLimits, known_rows_and_metrics
+from .part import Finding, Part, refuse, wrong
 from .values import Distinct, Index, Text, by_hand, each, is_number, mapping, matching, none_is, one_of, positive
 
 _ONE_LOGIT_TASKS = " or ".join(name for name, facts in TASKS.items() if facts.one_logit)
@@ -187,45 +185,6 @@ class EnsembleSpec(Part):
             yield Finding(("checkpoints",), "expected at least two checkpoints: one has no variance")
 
 
-def _regression(value: object) -> object:
-    try:
-        regression_amount(value)
-    except ValueError as error:
-        raise refuse(str(error)) from None
-    return value
-
-
-class MetricLimits(Part):
-    """The limits of one metric, which every row must meet."""
-
-    min: float | None = None
-    max: float | None = None
-    max_regression: Annotated[float | str, by_hand(_regression)] | None = None
-
-    @classmethod
-    def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
-        if not raw:
-            yield Finding((), "expected min, max or max_regression")
-        low, high = raw.get("min"), raw.get("max")
-        if is_number(low) and is_number(high) and float(low) > float(high):
-            yield Finding(("min",), f"{low} is more than max {high}: no value can meet both")
-
-
-def _known_metrics(value: object) -> object:
-    if not isinstance(value, Mapping):
-        raise refuse(wrong("a mapping such as {w2: {max: 0.02}}", value))
-    findings: list[Finding] = []
-    for name, limits in value.items():
-        if name not in METRICS:
-            advice = f"; {suggestion(str(name), METRICS)}" if len(findings) < PROBLEMS_SHOWN else ""
-            findings.append(Finding((name,), f"unknown metric{advice}", at_key=True))
-        elif METRICS[name].better is None and isinstance(limits, Mapping) and "max_regression" in limits:
-            findings.append(Finding((name,), "it has no better direction: use min and max, not max_regression"))
-    if findings:
-        raise refused(*findings)
-    return value
-
-
 def _outputs_and_noise(raw: Mapping[str, Any], task: str, known: Task) -> Iterator[Finding]:
     """`outputs` must be one of the task, and a noise variance needs a likelihood that has one for all rows."""
     outputs, data = raw.get("outputs"), mapping(raw.get("data"))
@@ -257,7 +216,7 @@ class Spec(Part):
     posterior: PosteriorSpec = PosteriorSpec()
     oracle: OracleSpec | None = None
     ensemble: EnsembleSpec | None = None
-    gate: Annotated[dict[str, MetricLimits], BeforeValidator(_known_metrics)] | None = None
+    gate: Annotated[dict[str, MetricLimits], BeforeValidator(known_rows_and_metrics)] | None = None
 
     @classmethod
     def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
@@ -281,16 +240,3 @@ class Spec(Part):
             yield Finding(("posterior", "link"), f"only for classes, but task is {task}")
         if known is not None:
             yield from _outputs_and_noise(raw, str(task), known)
-
-
-def limits_of(gate: Mapping[str, MetricLimits] | None) -> list[Limit]:
-    """The limits of a spec, in its order."""
-    found = []
-    for metric, limits in (gate or {}).items():
-        if limits.min is not None:
-            found.append(Limit(metric, "min", limits.min))
-        if limits.max is not None:
-            found.append(Limit(metric, "max", limits.max))
-        if limits.max_regression is not None:
-            found.append(Limit(metric, "max_regression", *regression_amount(limits.max_regression)))
-    return found

@@ -13,7 +13,7 @@ from ...core.likelihoods import Likelihood
 from ...core.network.layout import Layout
 from ...core.posterior.kronecker import Factors, KroneckerPosterior
 from ...core.prediction import Prediction
-from ...errors import UserError
+from ...errors import UserError, how_to_install
 from ..run import Run
 from . import ReferenceInputs
 
@@ -26,7 +26,7 @@ def check(run: Run) -> None:
     if find_spec("curvlinops") is None:
         raise UserError(
             "--method kfac needs a package that is not installed (curvlinops-for-pytorch)",
-            hint="pip install 'sublaplace[kfac]'",
+            hint=how_to_install("kfac"),
         )
     row = run.passes.reader(run.split("train"), 0, 1)
     if not isinstance(row, Tensor):
@@ -47,9 +47,10 @@ def predict(inputs: ReferenceInputs) -> Prediction:
     with run.store.timed("kfac"):
         likelihood = problem.hyperparameters.likelihood
         factors = _factors(run.passes.model, layers, likelihood, list(_batches(run)))
-        posterior = KroneckerPosterior(factors, run.layout, problem.hyperparameters.prior, run.memory)
+        posterior = KroneckerPosterior(factors, problem.omega)
         covariance = posterior.covariance(inputs.rows.jacobian)
-    return Prediction(inputs.name, None, Gaussian(inputs.f, covariance), posterior.freedom)
+        freedom = posterior.freedom
+    return Prediction(inputs.name, None, Gaussian(inputs.f, covariance), freedom)
 
 
 class _Weighted(nn.Module):

@@ -7,6 +7,7 @@ import torch
 from core.problems import PLENTY, assert_close, capture_of, case_named, random_matrix
 
 from sublaplace_cli.core.jacobian.rows import HeldJacobian
+from sublaplace_cli.core.omega.precision import Precision
 from sublaplace_cli.core.posterior.kronecker import Factors, KroneckerPosterior
 
 
@@ -33,7 +34,11 @@ def test_variance_and_freedom_are_those_of_the_matrix_written_out(name):
             factors[parameter.name] = Factors(None, covariance(parameter.size, i))
             data[parameter.span, parameter.span] = factors[parameter.name].B
     inverse = torch.linalg.inv(data + torch.diag(v))
-    posterior = KroneckerPosterior(factors, capture.layout, v, PLENTY)
+    W = random_matrix(len(made.f), J.shape[1] ** 2, seed=7).reshape(len(made.f), J.shape[1], J.shape[1])
+    posterior = KroneckerPosterior(factors, Precision(rows, W, v, PLENTY))
+    A = torch.einsum("ncd,ncp->ndp", W, J.double()).flatten(0, 1)  # the weighted rows
     assert_close(posterior.covariance(rows), torch.einsum("mcp,pq,mdq->mcd", J, inverse, J), 1e-7)
     assert_close(posterior.variance(rows), torch.einsum("mcp,pq,mcq->mc", J, inverse, J), 1e-8)
-    assert posterior.freedom == pytest.approx(float((inverse * data.T).sum()), rel=1e-8)
+    assert posterior.freedom == pytest.approx(float((inverse * (A.T @ A)).sum()), rel=1e-8)
+    small = KroneckerPosterior(factors, Precision(rows, W, v, 1))
+    assert small.freedom == pytest.approx(posterior.freedom, rel=1e-10)

@@ -183,6 +183,6 @@ def test_missing_extras_are_named_early(tmp_path: Path, monkeypatch: pytest.Monk
     for form, extra in (("parquet", "parquet"), ("imagefolder", "image")):
         with pytest.raises(UserError) as caught:
             require_extra(form)
-        assert f"pip install 'sublaplace[{extra}]'" in str(caught.value)
-        assert f"sublaplace[{extra}]" in refusal(tmp_path, format=form, path="nothing")
+        assert f"pip install '.[{extra}]'" in str(caught.value)
+        assert f".[{extra}]" in refusal(tmp_path, format=form, path="nothing")
     require_extra("csv")

@@ -265,6 +265,8 @@ def test_classes(tmp_path: Path, classes: str) -> None:
         ("{w2: {max: -.inf}}", "9:18: gate.w2.max: "),
         ("{w2: {max: x}}", '9:18: gate.w2.max: expected a number, got the text "x"'),
         ("{w2: {maxx: 1}}", "9:13: gate.w2.maxx: unknown key; did you mean 'max'?"),
+        ("{'ful: w2': {max: 1}}", "9:8: gate.ful: w2: unknown row 'ful'; did you mean 'full'?"),
+        ("{'full: nlll': {max: 1}}", "9:8: gate.full: nlll: unknown metric; did you mean 'nll'?"),
         ("{nlll: {max: 1}}", "9:8: gate.nlll: unknown metric; did you mean 'nll'?"),
         ("{w2: {max_regression: 5 %}}", None),
         ("{w2: {max_regression: 5%, max: 1, min: 0}}", None),

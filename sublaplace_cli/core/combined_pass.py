@@ -6,7 +6,7 @@ import torch
 
 from .jacobian.autograd import combined_gradients
 from .jacobian.capture import CHECKED_ROWS, Capture, pulled_by_name, require_agreement, rows_within
-from .jacobian.footprint import PeakMemory
+from .network.footprint import PeakMemory
 from .network.forward import Inputs, evenly_spaced, row_count
 
 

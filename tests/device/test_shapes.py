@@ -20,7 +20,8 @@ from sublaplace_cli.architectures.cifar_resnet import cifar_resnet
 from sublaplace_cli.core.jacobian import conv
 from sublaplace_cli.core.jacobian.blocks import Block
 from sublaplace_cli.core.jacobian.capture import Capture
-from sublaplace_cli.core.jacobian.layer_io import Layer, layer_blocks, recognise
+from sublaplace_cli.core.jacobian.layer_io import Layer, layer_blocks
+from sublaplace_cli.core.jacobian.recognition import recognise
 from sublaplace_cli.core.jacobian.rows import HeldJacobian, block_groups, row_tiles
 from sublaplace_cli.core.likelihoods.binary import Binary
 from sublaplace_cli.core.linalg import solve_lower, solve_lower_transposed
@@ -59,7 +60,7 @@ def problem() -> Iterator[Problem]:
         _without_numbers(model, mode)
         layout = Layout.of(model)
         assert layout.size == P
-        layers = recognise(model, layout, on_device(2, 3, 32, 32))
+        layers = recognise(model, layout, on_device(2, 3, 32, 32)).layers
         train, test = (_held(model, layers, layout, rows) for rows in (N, M))
         prior = on_device(P, dtype=torch.float64)
         yield Problem(model, layers, Unread(train, Binary().root(train.outputs), prior, MEMORY), test)

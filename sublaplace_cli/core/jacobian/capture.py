@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from ...errors import NumericsError, Reason
 from ..network.checks import non_finite_outputs, require_sound_network
+from ..network.footprint import PeakMemory
 from ..network.forward import Inputs, evenly_spaced, outputs, row_count
 from ..network.layout import Layout, Parameter
 from .autograd import Gradients, batched_jacobian, combined_gradients, rowwise_jacobian
 from .blocks import Block, DenseBlock, joined
-from .footprint import PeakMemory
-from .layer_io import Layer, layer_blocks, recognise
+from .layer_io import Layer, layer_blocks
+from .recognition import recognise
 
 # Working memory of one pass, and its rows. Larger passes are no faster; kernels are slow with very few rows, so a few
 # rows may use more memory. The numbers are fixed so that the bits do not depend on how much memory is free.
@@ -27,6 +28,7 @@ MOST_ROWS_PER_PASS = 4096
 PASSES = 3  # at least this many over a split with enough rows, so that several processes can divide them
 LEAST_ROWS = 8
 SAMPLE_ROWS = 8  # evenly spaced over the data: the network is checked on them before the work starts
+NAMED_IN_A_NOTE = 5  # layers in a note
 CHECKED_ROWS = 4  # rows whose pass is measured for its memory and compared with plain autograd
 
 
@@ -154,7 +156,8 @@ def prepare_capture(model: nn.Module, layout: Layout, sample: Inputs, memory: in
     # A random u checks all of J at once: an error that it misses would have to be orthogonal to u.
     u = torch.randn(row_count(few), C, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     truth = combined_gradients(model, [part.name for part in layout.parameters], u, few)
-    capture = _with_layers(Capture(model, layout, C, (), layout.parameters), recognise(model, layout, sample), few)
+    found = recognise(model, layout, sample)
+    capture = _with_layers(Capture(model, layout, C, (), layout.parameters, notes=found.notes), found.layers, few)
     while True:
         with PeakMemory() as memory_used:  # not that inside kernels
             captured = capture(few, check=False)
@@ -162,11 +165,7 @@ def prepare_capture(model: nn.Module, layout: Layout, sample: Inputs, memory: in
         wrong = _wrong_layers(capture, pulled_by_name(captured.blocks, u, layout), truth)
         if not wrong:
             break
-        notes = [
-            f"layer '{layer.name}': its formula does not give the gradient of {', '.join(names)} (is the weight also "
-            "used elsewhere?); the general path is used instead"
-            for layer, names in wrong
-        ]
+        notes = [_formula_fails(layer, names) for layer, names in wrong]
         suspects = {layer.name for layer, _ in wrong}
         trusted = [layer for layer in capture.layers if layer.name not in suspects]
         capture = _with_layers(replace(capture, notes=(*capture.notes, *notes)), trusted, few)
@@ -186,10 +185,35 @@ def _with_layers(capture: Capture, layers: Sequence[Layer], few: Inputs) -> Capt
         capture._by_general_path(few)
     except torch.OutOfMemoryError:
         raise  # not caused by batching
-    except (RuntimeError, TypeError, ValueError, NotImplementedError):  # control flow, no batching rule, …
-        note = "parts of the network cannot be differentiated in batches (torch.func.vmap); they go row by row (slower)"
-        return replace(capture, batched=False, notes=(*capture.notes, note))
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:  # control flow, no batching rule, …
+        return replace(capture, batched=False, notes=(*capture.notes, _goes_row_by_row(capture, error)))
     return capture
+
+
+def _formula_fails(layer: Layer, names: Sequence[str]) -> str:
+    return (
+        f"layer '{layer.name}': its formula does not give the gradient of {', '.join(names)} (is the weight also "
+        "used elsewhere?); the general path is used instead (slower); to avoid it: use the weight in one call of the "
+        "layer only"
+    )
+
+
+def _goes_row_by_row(capture: Capture, error: Exception) -> str:
+    owners = list(dict.fromkeys(part.name.rpartition(".")[0] or part.name for part in capture.rest))
+    kinds = [f"'{name}' ({_kind(capture.model, name)})" for name in owners[:NAMED_IN_A_NOTE]]
+    more = f" and {len(owners) - NAMED_IN_A_NOTE} more" if len(owners) > NAMED_IN_A_NOTE else ""
+    cause = str(error).strip().splitlines() or [type(error).__name__]
+    return (
+        f"{', '.join(kinds)}{more} cannot be differentiated in batches: row by row instead (slower), because "
+        f"torch.func.vmap refuses the network ({cause[0][:120]}); to avoid it: no branch on the values of a tensor in "
+        "forward; or only Linear, Conv1d, Conv2d, norms and Embedding, each called once with the batch as the first "
+        "axis of its input; or freeze these parameters"
+    )
+
+
+def _kind(model: nn.Module, name: str) -> str:
+    found = dict(model.named_modules()).get(name)
+    return "a parameter" if found is None else type(found).__name__
 
 
 def rows_within(row_bytes: int, memory: int) -> int:

@@ -1,9 +1,9 @@
-"""Which layers of a network have a formula; their inputs and output gradients by one forward and C backward passes."""
+"""Layers with a formula: their inputs and output gradients by one forward and C backward passes."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -11,9 +11,16 @@ from torch import Tensor, nn
 
 from ...errors import RunError
 from ..network.forward import Inputs, outputs, row_count
-from ..network.layout import Layout
 from .blocks import Block
-from .formulas import Formula, Spans, formula_of
+from .formulas import Formula, Spans
+
+
+class RowAxis(Enum):
+    """What the first axis of a layer's input and output is."""
+
+    OWN = "the rows"
+    ONE = "of length 1: all rows share the input"  # token ids of shape (1, T)
+    NONE = "something else: all rows share an input without an axis for them"  # token ids of shape (T,)
 
 
 @dataclass(frozen=True)
@@ -26,10 +33,16 @@ class Layer:
     spans: Spans
     copy_input: bool = False  # the network later changes this layer's input in place
     copy_output: bool = False  # … or its output
+    row_axis: RowAxis = RowAxis.OWN
+    input_axes: int = 0  # of a shared input
 
     @property
     def start(self) -> int:
         return min(span.start for span in self.spans.values())
+
+    @property
+    def repeated(self) -> bool:
+        return self.row_axis is not RowAxis.OWN
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -37,33 +50,13 @@ class Layer:
 
 
 @dataclass
-class _Call:
+class Call:
+    """What went into a layer and came out of it, repeated for each row where all rows share it."""
+
     layer: Layer
     a: Tensor
     out: Tensor
     versions: tuple[int, int]
-
-
-def recognise(model: nn.Module, layout: Layout, sample: Inputs) -> list[Layer]:
-    """Layers that ran once, on all rows, and whose parameters are used nowhere else."""
-    uses = Counter(id(tensor) for _, tensor in model.named_parameters(remove_duplicate=False))
-    spans = {parameter.name: parameter.span for parameter in layout.parameters}
-    candidates = []
-    for name, module in model.named_modules():
-        own = dict(module.named_parameters(recurse=False))
-        formula = formula_of(module)
-        placed = {key: spans[full] for key in own if (full := f"{name}.{key}" if name else key) in spans}
-        if formula is not None and placed and all(uses[id(tensor)] == 1 for tensor in own.values()):
-            candidates.append(Layer(name, module, formula, placed))
-    with torch.enable_grad(), _listening(candidates) as calls:
-        outputs(model, sample)
-    ran = Counter(call.layer.name for call in calls)
-    rows, layers = row_count(sample), []
-    for call in calls:
-        if ran[call.layer.name] == 1 and len(call.a) == rows == len(call.out) and call.out.requires_grad:
-            changed = [tensor._version != v for tensor, v in zip((call.a, call.out), call.versions, strict=True)]
-            layers.append(replace(call.layer, copy_input=changed[0], copy_output=changed[1]))
-    return layers
 
 
 def layer_blocks(
@@ -75,7 +68,7 @@ def layer_blocks(
     U: Tensor | None = None,
 ) -> tuple[Tensor, list[Block]]:
     """(f (m, C), blocks of all these layers): one forward, within `watch`, one backward per output or column of U."""
-    with torch.enable_grad(), _listening(layers) as calls, watch or nullcontext():
+    with torch.enable_grad(), listening(layers, row_count(inputs)) as calls, watch or nullcontext():
         f = outputs(model, inputs)
     for layer in layers:
         seen = [len(call.a) for call in calls if call.layer.name == layer.name]
@@ -104,12 +97,20 @@ def layer_blocks(
 
 
 @contextmanager
-def _listening(layers: Sequence[Layer]) -> Iterator[list[_Call]]:
-    calls: list[_Call] = []
+def listening(layers: Sequence[Layer], rows: int) -> Iterator[list[Call]]:
+    """Collects the calls of these layers; what follows a shared layer gets its output once per row.
+
+    Broadcasting gives the network the same values either way, and autograd then gives one gradient per row.
+    """
+    calls: list[Call] = []
 
     def keep(layer: Layer, args: tuple[Any, ...], out: Tensor) -> Tensor:
-        a = args[0].detach()
-        calls.append(_Call(layer, a.clone() if layer.copy_input else a, out, (a._version, out._version)))
+        a, versions = args[0].detach(), (args[0]._version, out._version)
+        a = a.clone() if layer.copy_input else a
+        if layer.repeated:
+            new_axis = layer.row_axis is RowAxis.NONE and a.ndim == layer.input_axes
+            a, out = (_per_row(tensor, rows, new_axis) for tensor in (a, out))
+        calls.append(Call(layer, a, out, versions))
         # Later layers may change the output in place: they get a copy, and the gradient is taken at the original.
         return out.clone() if layer.copy_output else out
 
@@ -124,3 +125,9 @@ def _listening(layers: Sequence[Layer]) -> Iterator[list[_Call]]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _per_row(tensor: Tensor, rows: int, new_axis: bool) -> Tensor:
+    """A view with one entry per row; a layer before this one may have repeated it already."""
+    tensor = tensor.unsqueeze(0) if new_axis else tensor
+    return tensor.expand(rows, *tensor.shape[1:]) if len(tensor) == 1 else tensor

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from sublaplace_cli.core.jacobian.capture import CHECKED_ROWS
-from sublaplace_cli.core.jacobian.layer_io import layer_blocks, recognise
+from sublaplace_cli.core.jacobian.layer_io import layer_blocks
+from sublaplace_cli.core.jacobian.recognition import recognise
 from sublaplace_cli.core.network.forward import map_inputs
 from sublaplace_cli.core.network.layout import Layout
 
@@ -501,7 +502,7 @@ def test_whatever_is_recognised_the_jacobian_is_right(build):
 
 def test_hooks_are_removed_when_the_network_fails():
     model, x = Recognition(Net, ALL).make()
-    layers = recognise(model, Layout.of(model), x)
+    layers = recognise(model, Layout.of(model), x).layers
     with pytest.raises(RuntimeError):
         layer_blocks(model, layers, 2, x[:, :3])
     assert all(not module._forward_hooks for module in model.modules())

@@ -100,6 +100,8 @@ def identity_of(
     described.pop("gate")  # it checks numbers and changes none
     if not spec.data.ood_sets and described["data"]["splits"]:
         described["data"]["splits"].pop(OOD)  # so that other specs keep their run folders and baselines
+    if described["data"]["columns"] and described["data"]["columns"]["exclude"] is None:
+        described["data"]["columns"].pop("exclude")  # likewise
     if described["model"].get("weights"):
         described["model"]["weights"].pop("path", None)  # its content counts, not its name
     prior = spec.posterior.prior_precision

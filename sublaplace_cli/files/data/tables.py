@@ -96,7 +96,9 @@ def _picked(request: ReadRequest, table: Columns, columns_of: Callable[[Path], C
     if table.width == training.width:
         return replace(wanted, columns=table)
     if (spec is None or spec.input == "rest") and table.width == training.width - len(wanted.targets):
-        return _pick(None, table)
+        left = sorted(set(range(training.width)).difference(wanted.targets))
+        here = {position: number for number, position in enumerate(left)}
+        return Picked(table, [here[position] for position in wanted.inputs], [])
     message = f"{table.path} has {table.width} columns, the training file {training.path} has {training.width}"
     raise UserError(message, hint="use the same columns in both, or add a header line with their names to both")
 
@@ -105,10 +107,14 @@ def _pick(spec: ColumnsSpec | None, table: Columns) -> Picked:
     if spec is None:
         return Picked(table, list(range(table.width)), [])
     targets = [table.find(column) for column in _as_list(spec.target)]
+    excluded = {table.find(column) for column in _as_list(spec.exclude)}
     if spec.input == "rest":
-        inputs = sorted(set(range(table.width)).difference(targets))
+        inputs = sorted(set(range(table.width)).difference(targets, excluded))
     else:
         inputs = [table.find(column) for column in _as_list(spec.input)]
+    for position in excluded.intersection(targets + inputs):
+        hint = "take it out of data.columns.exclude, or do not use it"
+        raise UserError(f"{table.path}: column {table.label(position)} is excluded, but also used", hint=hint)
     for position, count in Counter(targets + inputs).items():
         if count > 1:
             hint = "each column is an input or a target, once: see data.columns"

@@ -29,6 +29,7 @@ class ColumnsSpec(Part):
 
     target: values.ColumnNames | None = None
     input: values.ColumnNames = "rest"
+    exclude: values.ColumnNames | None = None  # not among the rest
 
 
 def _array_names(value: object) -> object:

@@ -95,6 +95,38 @@ def test_a_test_file_may_lack_the_target_and_rest_does_not_shift(folder: Path) -
     assert "has 2 columns, the training file" in refusal(folder, "test", columns={"target": 0}, **data)
 
 
+def test_excluded_columns_are_not_among_the_rest(folder: Path) -> None:
+    """By name or position; a test file may lack them, and the rest does not shift."""
+    ids, splits = np.arange(20.0), {"train": {}, "test": {"path": "t.csv"}}
+    data: dict[str, Any] = {"format": "csv", "path": "d.csv", "splits": splits}
+    write_csv(folder / "d.csv", np.column_stack([ids, X, Y]), "id,a,b,c,y")
+    for header, cells in (("c,a,b", X[:, [2, 0, 1]]), ("y,id,a,b,c", np.column_stack([Y, ids, X]))):
+        write_csv(folder / "t.csv", cells, header)
+        for excluded in ("id", [0], ["id"]):
+            both = load(folder, ("train", "test"), columns={"target": "y", "exclude": excluded}, **data)
+            np.testing.assert_array_equal(whole(both["train"]), X)
+            np.testing.assert_array_equal(whole(both["test"]), X)
+    write_csv(folder / "d.csv", np.column_stack([X[:, 0], Y, ids, X[:, 1:]]), None)
+    write_csv(folder / "t.csv", np.column_stack([X[:, 0], ids, X[:, 1:]]), None)  # without the target
+    test = load(folder, ("test",), columns={"target": 1, "exclude": [2]}, **data)["test"]
+    np.testing.assert_array_equal(whole(test), X)
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"target": "y", "exclude": ["idd"]}, "did you mean 'id'?"),
+        ({"target": "y", "exclude": [9]}, "no column 9"),
+        ({"target": "y", "exclude": ["y"]}, "column 'y' is excluded, but also used"),
+        ({"target": "y", "input": ["id", "a"], "exclude": ["id"]}, "column 'id' is excluded, but also used"),
+        ({"target": "y", "exclude": ["id", "a"]}, "no input columns are left"),
+    ],
+)
+def test_wrong_exclusions_are_explained(tmp_path: Path, columns: Any, expected: str) -> None:
+    (tmp_path / "t.csv").write_text("id,a,y\n1,2,3\n4,5,6\n")
+    assert expected in refusal(tmp_path, format="csv", path="t.csv", columns=columns)
+
+
 # --- parquet ---------------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,8 @@ def options_of(command: str) -> dict[str, list[str]]:
     return {parameter.name: list(parameter.opts) for parameter in parsed.params}
 
 
-OPTIONS = {flag for command in COMMANDS for flags in options_of(command).values() for flag in flags} | {"--help"}
+ALL_COMMANDS = tuple(typer.main.get_command(app).commands)
+OPTIONS = {flag for command in ALL_COMMANDS for flags in options_of(command).values() for flag in flags} | {"--help"}
 
 
 def texts() -> Iterator[tuple[str, str]]:

@@ -243,3 +243,12 @@ def test_names_from_files_stay_text(tool, tmp_path):
     spec = spec_in(tmp_path)
     assert spec.model.weights.rename == {"fc\n1.": "0."}
     assert spec.data.columns.target == "yes"
+
+
+def test_columns_that_say_nothing_are_left_out(tool, tmp_path, trained):
+    torch.save(trained.net.state_dict(), tmp_path / "model.pt")
+    others = {"id": range(N_ROWS), "site": [7] * N_ROWS, "name": [f"row {i}" for i in range(N_ROWS)]}
+    write_csv(tmp_path / "rows.csv", others | table_of(trained))
+    started(tool, tmp_path, "model.pt", "rows.csv")
+    assert spec_in(tmp_path).data.columns.exclude == ["id", "site", "name"]
+    assert evaluated(tool, tmp_path)["rows"][0]["rmse"] < 0.5 * float(np.std(trained.y))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # `--help` and usage errors must not wait for torch
     from ..core.workers import FindJacobian, WorkerGroup
 
 JOIN_TIMEOUT = timedelta(seconds=120)  # for all ranks to start
+RENDEZVOUS_MARGIN = timedelta(seconds=120)  # torch logs its own time-outs: on a busy machine, ours must come first too
 COLLECTIVE_TIMEOUT = timedelta(days=30)  # no limit: the heartbeat notices lost ranks
 CHECK_INTERVAL = 0.2  # seconds between two checks for signals and failures while waiting
 POLL_INTERVAL = 100e-6  # seconds between two polls of a collective on a device
@@ -63,7 +64,7 @@ class ProcessGroup:
     def _join(self) -> None:
         dist, rank, size = self._dist, self.rank, self.size
         # Its own limit is kept only roughly, some steps have none: `_check` ends the wait, so this one comes later.
-        self.store, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=2 * JOIN_TIMEOUT)))
+        self.store, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=JOIN_TIMEOUT + RENDEZVOUS_MARGIN)))
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         store = dist.PrefixStore("work", self.store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT)

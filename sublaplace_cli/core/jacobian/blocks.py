@@ -6,7 +6,7 @@ layer's gradient, and are written out where that is cheaper.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self, TypeVar
@@ -30,6 +30,7 @@ class Block(ABC):
     """Rows of the Jacobian for the flat range [start, start + width); by default, results use the dense Jacobian."""
 
     start: int
+    fits_any_cut: ClassVar[bool] = True  # False: only its own `cuts` can be written out
     factors: ClassVar[tuple[str, ...]]  # names of the tensors that define it: rows first, the last (m, C, …)
 
     @property
@@ -60,6 +61,15 @@ class Block(ABC):
         for start in range(0, self.n_rows, step):
             yield self.rows(start, min(start + step, self.n_rows)).dense()
 
+    @property
+    def cuts(self) -> list[slice]:
+        """The columns in parts that together are all of them."""
+        return [slice(left, min(left + COLUMN_PANEL, self.width)) for left in range(0, self.width, COLUMN_PANEL)]
+
+    def written_out(self, cuts: Iterable[slice], scale: Tensor | None = None) -> Iterator[Tensor]:
+        """J (m·C, columns) float64 of each cut, times `scale` (width,). The next one may overwrite it."""
+        yield from self.dense().written_out(cuts, scale)
+
     def squares(self, W: Tensor | None = None) -> Tensor:
         """Σₙ diag(Jₙᵀ Hₙ Jₙ) over this block's rows (width,); unweighted without W (m, C, C)."""
         done, parts = 0, []
@@ -83,8 +93,14 @@ class Block(ABC):
 
         With itself, the part below the diagonal does not count. `strips` are the only rows that are computed.
         """
-        left = self.dense()
-        left.add_gram(left if other is self else other, prior, total, strips, dtype)
+        flat = flat_strips(strips, self.n_rows, self.n_outputs)
+        if other is self:
+            for X in self.written_out(self.cuts, prior.rsqrt()):
+                add_upper(total, X.to(dtype), flat)
+            return
+        cuts = other.cuts if self.fits_any_cut else self.cuts
+        for A, B in zip(self.written_out(cuts, 1 / prior), other.written_out(cuts), strict=True):
+            add_products(total, A.to(dtype), B.to(dtype), flat)
 
     def own_products(self, prior: Tensor) -> Tensor:
         """Jₙ V⁻¹ Jₙᵀ of each row (m, C, C): on the diagonal, squared norms in the metric V⁻¹."""
@@ -152,7 +168,7 @@ class DenseBlock(Block):
         return self
 
     def squares(self, W: Tensor | None = None) -> Tensor:
-        return torch.cat([self._panel_squares(cut, W) for cut in self._panels()])
+        return torch.cat([self._panel_squares(cut, W) for cut in self.cuts])
 
     def _panel_squares(self, cut: slice, W: Tensor | None) -> Tensor:
         J = self.values[:, :, cut].double()  # (m, C, panel)
@@ -164,39 +180,23 @@ class DenseBlock(Block):
     def put_columns(self, local: Tensor, out: Tensor) -> None:
         out.copy_(self.flat.index_select(1, local).T)
 
-    def add_gram(
-        self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
-    ) -> None:
-        right, C = other.dense(), self.values.shape[1]
-        flat = [(a * C, b * C) for a, b in (narrow_strips(None, self.n_rows, C) if strips is None else strips)]
-        for cut in self._panels():
-            if right is self:
-                add_upper(total, (self.flat[:, cut].double() * prior[cut].rsqrt()).to(dtype), flat)
-            else:
-                A, B = (self.flat[:, cut].double() / prior[cut]).to(dtype), right.flat[:, cut].to(dtype).T
-                for a, b in flat:
-                    if dtype == FLOAT64:
-                        total[a:b].addmm_(A[a:b], B)
-                    else:
-                        total[a:b].add_(A[a:b] @ B)
+    def written_out(self, cuts: Iterable[slice], scale: Tensor | None = None) -> Iterator[Tensor]:
+        for cut in cuts:
+            J = self.flat[:, cut].double()
+            yield J if scale is None else J * scale[cut]
 
     def own_products(self, prior: Tensor) -> Tensor:
         if self.n_outputs == 1:
-            parts = [(self.flat[:, cut].double().square() / prior[cut]).sum(1) for cut in self._panels()]
+            parts = [(self.flat[:, cut].double().square() / prior[cut]).sum(1) for cut in self.cuts]
             return torch.stack(parts).sum(0).reshape(-1, 1, 1)
-        scaled = (self.values[:, :, cut].double() * prior[cut].rsqrt() for cut in self._panels())  # (m, C, panel)
+        scaled = (self.values[:, :, cut].double() * prior[cut].rsqrt() for cut in self.cuts)  # (m, C, panel)
         return torch.stack([J @ J.mT for J in scaled]).sum(0)
 
     def pull(self, u: Tensor) -> Tensor:
-        return torch.cat([self.flat[:, cut].double().T @ u for cut in self._panels()])
+        return torch.cat([self.flat[:, cut].double().T @ u for cut in self.cuts])
 
     def push(self, x: Tensor) -> Tensor:
-        return torch.stack([self.flat[:, cut].double() @ x[cut] for cut in self._panels()]).sum(0)
-
-    def _panels(self) -> Iterator[slice]:
-        width = self.values.shape[2]
-        for left in range(0, width, COLUMN_PANEL):
-            yield slice(left, min(left + COLUMN_PANEL, width))
+        return torch.stack([self.flat[:, cut].double() @ x[cut] for cut in self.cuts]).sum(0)
 
 
 def add_upper(total: Tensor, X: Tensor, strips: Strips | None = None) -> None:
@@ -208,6 +208,20 @@ def add_upper(total: Tensor, X: Tensor, strips: Strips | None = None) -> None:
             total[a:b, a:].addmm_(X[a:b], X[a:].T)
         else:
             total[a:b, a:].add_(X[a:b] @ X[a:].T)
+
+
+def add_products(total: Tensor, A: Tensor, B: Tensor, strips: Strips) -> None:
+    """total += A Bᵀ in the rows of the strips."""
+    for a, b in strips:
+        if A.dtype == total.dtype:
+            total[a:b].addmm_(A[a:b], B.T)
+        else:
+            total[a:b].add_(A[a:b] @ B.T)
+
+
+def flat_strips(strips: Strips | None, n_rows: int, C: int) -> Strips:
+    """The requested strips, or narrow ones of all rows, as rows of the Gram matrix: C for each row."""
+    return [(a * C, b * C) for a, b in (narrow_strips(None, n_rows, C) if strips is None else strips)]
 
 
 def narrow_strips(strips: Strips | None, n_rows: int, C: int) -> Strips:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .blocks import FLOAT64, Block, DenseBlock, Strips, strip_pairs, weighted
+from .blocks import FLOAT64, Block, DenseBlock, Strips, narrow_strips, weighted
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,20 @@ class EmbeddingBlock(Block):
         if not isinstance(other, EmbeddingBlock) or not bool((prior == prior[0]).all()):
             super().add_gram(other, prior, total, strips, dtype)
             return
-        for some, right, part in strip_pairs(self, other, total, strips):
-            some._add_strip(right, prior, part, dtype)
+        met, C = other._entries(prior[0], dtype), self.n_outputs
+        for a, b in narrow_strips(strips, self.n_rows, C):
+            first = a if other is self else 0
+            part = total[a * C : b * C, first * other.n_outputs :]
+            self.rows(a, b)._entries(prior[0], dtype).add_products(met.from_row(first), part)
 
-    def _add_strip(self, other: "EmbeddingBlock", prior: Tensor, total: Tensor, dtype: torch.dtype) -> None:
-        m, C, T, _ = self.deltas.shape
-        n, C2, T2, _ = other.deltas.shape
-        gradient = self.deltas.to(dtype).flatten(0, 2) @ other.deltas.to(dtype).flatten(0, 2).T / prior[0]
-        same = (self.tokens.flatten().unsqueeze(1) == other.tokens.flatten()).double()  # (m·T, n·T2)
-        pairs = gradient.view(m, C, T, n, C2, T2) * same.view(m, 1, T, n, 1, T2)
-        total += pairs.sum(dim=(2, 5)).reshape(m * C, n * C2)
+    def _entries(self, v: Tensor, dtype: torch.dtype) -> "_Entries":
+        """The entries that a row uses, each once, with the sum of its gradients in the prior's metric."""
+        m, C, T, d = self.deltas.shape
+        row = torch.arange(m, device=self.tokens.device).unsqueeze(1)
+        used, place = (self.tokens * m + row).flatten().unique(return_inverse=True)  # by entry, then by row
+        deltas = (self.deltas.double() * v.rsqrt()).transpose(1, 2).reshape(m * T, C * d)
+        total = deltas.new_zeros(len(used), C * d).index_add_(0, place, deltas)
+        return _Entries(used // m, used % m, total.view(-1, C, d).to(dtype))
 
     def own_products(self, prior: Tensor) -> Tensor:
         if not bool((prior == prior[0]).all()):
@@ -80,3 +84,33 @@ class EmbeddingBlock(Block):
         values = torch.zeros(m, C, self.n_entries, d, dtype=torch.float64, device=self.deltas.device)
         entries = self.tokens.reshape(m, 1, -1, 1).expand_as(self.deltas)
         return DenseBlock(self.start, values.scatter_add_(2, entries, self.deltas.double()).flatten(2))
+
+
+@dataclass(frozen=True)
+class _Entries:
+    """Pairs of an entry and a row that uses it, by entry: only rows that share an entry have a product."""
+
+    entry: Tensor  # (e,) rising
+    row: Tensor  # (e,)
+    deltas: Tensor  # (e, C, d)
+
+    def from_row(self, first: int) -> "_Entries":
+        """Those of later rows, which are counted from `first` on."""
+        kept = self.row >= first
+        return self if first == 0 else _Entries(self.entry[kept], self.row[kept] - first, self.deltas[kept])
+
+    def add_products(self, other: "_Entries", total: Tensor) -> None:
+        """total += the products of all rows with the other rows (m·C, n·C′), one entry after the other."""
+        left, right = self._groups(), other._groups()
+        for number in sorted(left.keys() & right.keys()):
+            (rows, A), (columns, B) = left[number], right[number]
+            total.index_put_((rows.unsqueeze(1), columns), (A @ B.T).to(total.dtype), accumulate=True)
+
+    def _groups(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """(rows of a Gram matrix, their gradients) of each entry."""
+        C = self.deltas.shape[1]
+        numbers, counts = self.entry.unique_consecutive(return_counts=True)
+        flat = (self.row.unsqueeze(1) * C + torch.arange(C, device=self.row.device)).flatten()
+        sizes = (counts * C).tolist()
+        parts = zip(flat.split(sizes), self.deltas.flatten(0, 1).split(sizes), strict=True)
+        return dict(zip(numbers.tolist(), parts, strict=True))

@@ -1,20 +1,26 @@
 """A linear layer z = W a + b: row n of its Jacobian is Σₜ δₙₜ ⊗ [aₙₜ, 1], and stays a pair (a, δ).
 
-With several positions (tokens) per row it is written out, a piece at a time, where that needs fewer multiplications.
+With several positions (tokens) per row it is written out where that needs fewer multiplications, for some output units
+at a time: a whole row would be written to memory and read again.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from .blocks import FLOAT64, Block, DenseBlock, Strips, narrow_strips, strip_pairs, weighted
+from .blocks import DENSE_BYTES, FLOAT64, Block, DenseBlock, Strips, narrow_strips, strip_pairs, weighted
 
 # An elementwise product costs about as much as this many multiplications inside a GEMM.
 ELEMENTWISE = 8
 COLUMNS_AT_ONCE = 64  # so that their factors stay in the CPU cache
+# Output units that are written out at a time, more where their rows are short. Constants: so the order of the sums does
+# not depend on the number of rows. Fewer make GEMM slow.
+LEAST_UNITS, WRITTEN_COLUMNS = 32, 2**14
+MOST_EXPANDED = 2  # a written-out row is kept if it takes at most so many times the memory of its factors
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,7 @@ class LinearBlock(Block):
     deltas: Tensor  # δ (m, C, T, d_out)
     has_bias: bool
     factors: ClassVar[tuple[str, ...]] = ("inputs", "deltas")
+    fits_any_cut: ClassVar[bool] = False
 
     @property
     def width(self) -> int:
@@ -33,12 +40,14 @@ class LinearBlock(Block):
     @cached_property
     def row_bytes(self) -> int:
         factors = 3 * (self.inputs[:1].numel() + self.deltas[:1].numel())  # as they are, and in float64
-        written_out = self.deltas.shape[1] * self.width if self.inputs.shape[1] > 1 else 0
-        return self.inputs.element_size() * (factors + written_out)
+        written_out = 0 if self.inputs.shape[1] == 1 else self.n_outputs * self._units * self.inputs.shape[2]
+        return self.inputs.element_size() * factors + 8 * written_out
 
     def squares(self, W: Tensor | None = None) -> Tensor:
         if self.inputs.shape[1] > 1:
-            return super().squares(W)
+            deltas = self.deltas if W is None else weighted(self.deltas.double(), W)
+            own = replace(self, deltas=deltas)  # the weights act on δ alone
+            return torch.cat([J.square_().sum(0) for J in own.written_out(own.cuts)])
         delta = self.deltas[:, :, 0].double()  # (m, C, d_out), a new tensor unless it was float64
         delta = delta if W is None else weighted(delta, W)
         power = delta.square().sum(1) if delta.shape[1] > 1 else delta[:, 0].square()  # (m, d_out)
@@ -73,8 +82,7 @@ class LinearBlock(Block):
     ) -> None:
         v_weight, v_bias = self._priors(prior)
         if not isinstance(other, LinearBlock) or v_weight is None or not self._factored_is_cheaper(other):
-            left = self.dense()
-            left.add_gram(left if other is self else other, prior, total, strips, dtype)
+            super().add_gram(other, prior, total, strips, dtype)
             return
         if {*self.inputs.shape[1:2], *other.inputs.shape[1:2], self.n_outputs, other.n_outputs} == {1}:
             # (a·a′/v_W + 1/v_b)(δ·δ′) for one position and one output, in strips that stay in the CPU cache.
@@ -91,6 +99,38 @@ class LinearBlock(Block):
         met = own if other is self else other._in(dtype)
         for some, right, part in strip_pairs(own, met, total, strips):
             some._add_strip(right, v_weight, v_bias, part)
+
+    @property
+    def _units(self) -> int:
+        """Output units that are written out at a time."""
+        return min(self.deltas.shape[3], max(LEAST_UNITS, WRITTEN_COLUMNS // self.inputs.shape[2]))
+
+    @property
+    def cuts(self) -> list[slice]:
+        """Some output units each, then the bias."""
+        (d_out, d_in), units = (self.deltas.shape[3], self.inputs.shape[2]), self._units
+        cuts = [slice(left * d_in, min(left + units, d_out) * d_in) for left in range(0, d_out, units)]
+        return [*cuts, slice(d_out * d_in, self.width)] if self.has_bias else cuts
+
+    def written_out(self, cuts: Iterable[slice], scale: Tensor | None = None) -> Iterator[Tensor]:
+        (m, C, T, d_out), d_in = self.deltas.shape, self.inputs.shape[2]
+        common = None if scale is None else self._priors(scale)[0]  # one number for all weights: on the inputs
+        a = self.inputs.double() if common is None else self.inputs.double() * common
+        # One piece of memory for all of them: new memory for each costs as much as the product.
+        room: Tensor | None = None
+        for cut in cuts:
+            if cut.start == d_out * d_in:
+                J = self.deltas.double().sum(2).flatten(0, 1)
+            else:
+                delta = self.deltas[..., cut.start // d_in : cut.stop // d_in].double()  # (m, C, T, units)
+                factor = delta.mT.reshape(m, -1, T)
+                if room is None or room.shape[1] != factor.shape[1]:
+                    room = a.new_empty(m, factor.shape[1], d_in)
+                J = torch.bmm(factor, a, out=room).view(m * C, -1)
+                if common is not None:
+                    yield J
+                    continue
+            yield J if scale is None else J * scale[cut]
 
     def _in(self, dtype: torch.dtype) -> Self:
         return self.with_tensors({"inputs": self.inputs.to(dtype), "deltas": self.deltas.to(dtype)})
@@ -136,11 +176,44 @@ class LinearBlock(Block):
         return torch.einsum("ncto,ndso,nts->ncd", delta, delta, kernel)
 
     def pull(self, u: Tensor) -> Tensor:
-        m, C = self.deltas.shape[:2]
-        delta = torch.einsum("ncr,ncto->ntro", u.reshape(m, C, -1), self.deltas.double())  # (m, T, r, d_out)
-        weight = delta.flatten(0, 1).flatten(1).T @ self.inputs.double().flatten(0, 1)  # (r·d_out, d_in)
-        weight = weight.reshape(-1, self.deltas.shape[3] * self.inputs.shape[2])  # (r, d_out·d_in)
-        return torch.cat([weight, delta.sum(dim=(0, 1))], dim=1).T if self.has_bias else weight.T
+        if self._written_out_is_cheaper(u.shape[1]):
+            return torch.cat([J.T @ u for J in self.written_out(self.cuts)])
+        r, C, (d_out, d_in) = u.shape[1], self.n_outputs, (self.deltas.shape[3], self.inputs.shape[2])
+        weight, bias = u.new_zeros(r * d_out, d_in), u.new_zeros(r, d_out)
+        for rows in self._pieces(r):
+            own = u[rows.start * C : rows.stop * C].reshape(-1, C, r)
+            delta = torch.einsum("ncr,ncto->ntro", own, self.deltas[rows].double())  # (m, T, r, d_out)
+            weight.addmm_(delta.flatten(0, 1).flatten(1).T, self.inputs[rows].double().flatten(0, 1))
+            if self.has_bias:
+                bias += delta.sum(dim=(0, 1))
+        weight = weight.view(r, d_out * d_in)
+        return torch.cat([weight, bias], dim=1).T if self.has_bias else weight.T
+
+    def push(self, x: Tensor) -> Tensor:
+        r, (d_out, d_in) = x.shape[1], (self.deltas.shape[3], self.inputs.shape[2])
+        if self._written_out_is_cheaper(r):
+            return torch.stack([J @ x[cut] for cut, J in zip(self.cuts, self.written_out(self.cuts), strict=True)]).sum(
+                0
+            )
+        weight = x[: d_out * d_in].T.reshape(r * d_out, d_in)
+        parts = []
+        for rows in self._pieces(r):
+            changes = self.inputs[rows].double() @ weight.T  # of the layer's outputs (m, T, r·d_out)
+            if self.has_bias:
+                changes += x[d_out * d_in :].T.flatten()
+            by_unit = changes.unflatten(2, (r, d_out))
+            parts.append(torch.einsum("ntro,ncto->ncr", by_unit, self.deltas[rows].double()).flatten(0, 1))
+        return torch.cat(parts)
+
+    def _written_out_is_cheaper(self, r: int) -> bool:
+        """Whether products with r vectors cost less if the rows are written out first; never with one vector."""
+        T, C, d_in = self.inputs.shape[1], self.n_outputs, self.inputs.shape[2]
+        return T * r * (d_in + ELEMENTWISE * C) > C * d_in * (r + ELEMENTWISE * T)
+
+    def _pieces(self, r: int) -> list[slice]:
+        """Rows for which the changes of the layer's outputs in r directions are held at a time."""
+        step = max(1, DENSE_BYTES // (8 * r * self.inputs.shape[1] * self.deltas.shape[3]))
+        return [slice(a, min(a + step, self.n_rows)) for a in range(0, self.n_rows, step)]
 
     def dense(self) -> DenseBlock:
         deltas = self.deltas.double()
@@ -148,12 +221,13 @@ class LinearBlock(Block):
         return DenseBlock(self.start, torch.cat([weight, deltas.sum(2)], dim=2) if self.has_bias else weight)
 
     def expanded(self) -> Block:
-        if self.inputs.shape[1] == 1:
+        factors = self.inputs[0].numel() + self.deltas[0].numel()
+        if self.inputs.shape[1] == 1 or self.n_outputs * self.width > MOST_EXPANDED * factors:
             return self
         return DenseBlock(self.start, self.dense().values.to(self.inputs.dtype))
 
     def _priors(self, prior: Tensor) -> tuple[float | None, float | None]:
-        """(v of the weight, v of the bias) where each has one value; None for a weight whose prior varies."""
+        """(value of the weight, of the bias) where each has one; None, None if either varies."""
         n_weights = self.deltas.shape[3] * self.inputs.shape[2]
         weight, bias = prior[:n_weights], prior[n_weights:]
         if not bool((weight == weight[0]).all()) or (self.has_bias and not bool((bias == bias[0]).all())):

@@ -13,7 +13,16 @@ from ..network.layout import Layout
 from ..progress import NoProgress, ProgressFactory
 from . import residuals
 from .gram import gram_strips
-from .row_sums import column_chunks, column_products, squared_gradients, weigh_columns, weighted_columns
+from .row_sums import (
+    column_chunks,
+    column_products,
+    pull,
+    push,
+    squared_gradients,
+    weigh_columns,
+    weigh_rows,
+    weighted_columns,
+)
 
 
 @dataclass(frozen=True)
@@ -95,6 +104,15 @@ class Precision:
         if same:
             mirrored(K)
         return K.T if w is not None else weigh_columns(K, self.root, in_place=True).T
+
+    def pull(self, z: Tensor) -> Tensor:
+        """A′ᵀz in the prior's metric for coefficients z of the weighted rows (N·C, r) → (p, r)."""
+        return pull(self.jacobian, weigh_rows(z, self.root), self.memory).mul_(self.prior.rsqrt().unsqueeze(1))
+
+    def push(self, h: Tensor) -> Tensor:
+        """A′h for vectors h of all parameters in the prior's metric (p, r) → (N·C, r)."""
+        x = h * self.prior.rsqrt().unsqueeze(1)
+        return weigh_rows(push(self.jacobian, x, self.memory), self.root.mT)
 
     def residual_products(self, other: Jacobian, chosen: Tensor, w: Tensor) -> Tensor:
         return residuals.residual_products(self.jacobian, self.root, self.prior, other, chosen, w, self.memory)

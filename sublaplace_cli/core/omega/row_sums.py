@@ -43,6 +43,19 @@ def pull(jacobian: Jacobian, u: Tensor, memory: int) -> Tensor:
 
 
 @collective
+def push(jacobian: Jacobian, x: Tensor, memory: int) -> Tensor:
+    """J x of the unweighted rows for vectors x of all parameters (p, r) → (m·C, r)."""
+    C, (own, rows) = n_outputs(jacobian), local_part(jacobian)
+    pushed = torch.zeros(len(own.outputs) * C, x.shape[1], dtype=torch.float64, device=x.device)
+    for a, b, blocks in loaded(own, row_tiles(own, memory)):
+        for block in blocks:
+            pushed[a * C : b * C] += block.push(x[block.span])
+    whole = pushed.new_zeros(len(jacobian.outputs), C, x.shape[1])
+    whole[rows] = pushed.reshape(-1, C, x.shape[1])
+    return workers_of(jacobian).sum_to_leader(whole).flatten(0, 1)
+
+
+@collective
 def own_products(jacobian: Jacobian, prior: Tensor, memory: int) -> Tensor:
     """Jₙ V⁻¹ Jₙᵀ of every row (m, C, C): on the diagonal, squared norms in the metric V⁻¹."""
     own, rows = local_part(jacobian)

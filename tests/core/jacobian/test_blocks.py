@@ -228,6 +228,25 @@ def test_pull(kind, r):
 
 
 @each_kind
+@pytest.mark.parametrize("r", [1, 4])
+def test_push(kind, r):
+    block = kind(ROWS, 0)
+    x = random_matrix(block.width, r, seed=6)
+    assert_equal(block.push(x), numbers(block) @ x)
+    assert_equal(block.dense().push(x), numbers(block) @ x)
+
+
+@pytest.mark.parametrize("T", [1, 3])
+@pytest.mark.parametrize("r", [1, 7])
+def test_products_of_a_linear_layer_a_few_rows_at_a_time(T, r, monkeypatch):
+    block = linear_kind(2, T, 4, 3, bias=True)(ROWS, 0)
+    monkeypatch.setattr(linear, "DENSE_BYTES", 1)
+    u, x = random_matrix(ROWS * 2, r, seed=6), random_matrix(block.width, r, seed=7)
+    assert_equal(block.pull(u), numbers(block).T @ u)
+    assert_equal(block.push(x), numbers(block) @ x)
+
+
+@each_kind
 def test_rows_and_joined(kind):
     block = kind(ROWS, 0)
     J = block.dense().values
@@ -325,3 +344,43 @@ def test_one_row_and_one_output():
     assert block.squares().shape == (15,)
     assert block.own_products(torch.ones(15, dtype=torch.float64)).shape == (1, 1, 1)
     assert block_gram(block, block, torch.ones(15, dtype=torch.float64)).shape == (1, 1)
+
+
+@each_prior
+@pytest.mark.parametrize("C", [1, 3])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_layer_is_written_out_some_units_at_a_time(monkeypatch, prior, C, bias):
+    """With itself, with other rows, and with rows that are written out already: 11 units, 4 at a time."""
+    monkeypatch.setattr(linear, "LEAST_UNITS", 4)
+    monkeypatch.setattr(linear, "WRITTEN_COLUMNS", 1)
+    kind = linear_kind(C, 4, 9, 11, bias)
+    block, other = kind(ROWS, 0), kind(OTHERS, 5)
+    assert len(block.cuts) == 3 + bias
+    v = prior_for(prior, kind, block.width)
+    J, J2 = numbers(block), numbers(other)
+    assert_equal(torch.cat([part.clone() for part in block.written_out(block.cuts)], 1), J)
+    assert_equal(torch.cat([part.clone() for part in block.written_out(block.cuts, 1 / v)], 1), J / v)
+    assert_equal(block_gram(block, block, v).triu(), (J / v @ J.T).triu())
+    for left, right in [(block, other), (block.dense(), other), (block, other.dense())]:
+        assert_equal(block_gram(left, right, v), J / v @ J2.T)
+    W = random_matrix(ROWS, C, C, seed=3)
+    assert_equal(block.squares(W), block.dense().squares(W))
+
+
+def test_rows_are_kept_written_out_where_that_takes_little_more_memory():
+    small, large = linear_kind(1, 4, 5, 5, False)(ROWS, 0), linear_kind(1, 2, 30, 30, False)(ROWS, 0)
+    assert isinstance(small.expanded(), DenseBlock)
+    assert large.expanded() is large
+
+
+@pytest.mark.parametrize("C", [1, 3])
+def test_products_of_an_embedding_in_some_strips_only(C):
+    block = embedding_kind(C, 4)(ROWS, 0)
+    v = torch.full((block.width,), 0.7, dtype=torch.float64)
+    J, total = numbers(block), torch.zeros(ROWS * C, ROWS * C, dtype=torch.float64)
+    block.add_gram(block, v, total, [(1, 2), (3, 5)])
+    expected = (J / v @ J.T).triu()
+    assert_equal(total[C : 2 * C].triu(C), expected[C : 2 * C])
+    assert_equal(total[3 * C :].triu(3 * C), expected[3 * C :])
+    assert not total[:C].any()
+    assert not total[2 * C : 3 * C].any()

@@ -17,7 +17,7 @@ from sublaplace_cli.core.jacobian.sharded import ShardedJacobian, owners_of, som
 from sublaplace_cli.core.omega import gram as gram_module
 from sublaplace_cli.core.omega.gram import gram
 from sublaplace_cli.core.omega.precision import Precision
-from sublaplace_cli.core.omega.row_sums import column_chunks, own_products, pull, squared_gradients
+from sublaplace_cli.core.omega.row_sums import column_chunks, own_products, pull, push, squared_gradients
 from sublaplace_cli.core.posterior.bounds import bracket
 from sublaplace_cli.core.posterior.full import fit_full
 from sublaplace_cli.core.posterior.kronecker import Factors, KroneckerPosterior
@@ -66,6 +66,8 @@ def results(precision: Precision, test: Jacobian, S: Tensor, memory: int) -> dic
         "data diagonal": precision.data_diagonal(),
         "unweighted": squared_gradients(test, None, memory),
         "pulled": pull(jacobian, u, memory),
+        "pushed": push(jacobian, pull(jacobian, u, memory), memory),
+        "weighted": precision.push(precision.pull(u)),
         "submatrix": torch.triu(precision.submatrix(S)),
         "residuals": precision.residual_products(test, chosen, w),
     }

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..gaussian import Gaussian
 from .combinations import grouped_signs
 from .links import Link
+from .reliability import Reliability
 
 
 class Likelihood(Protocol):
@@ -25,6 +26,7 @@ class Likelihood(Protocol):
         return None
 
     calibration_axes: ClassVar[tuple[str, str]]  # labels of the two axes of `calibration`
+    calibration_counts: ClassVar[str]  # label of its histogram
     risk_label: ClassVar[str]  # of the mean of `risk` over some rows
 
     def with_noise(self, sigma2: float) -> Self:
@@ -74,8 +76,8 @@ class Likelihood(Protocol):
     def brier(self, probabilities: Tensor, targets: Tensor) -> Tensor:
         """Brier score of each row (M,)."""
 
-    def calibration(self, outputs: Gaussian, targets: Tensor) -> tuple[list[float], list[float]]:
-        """The points of a calibration plot."""
+    def calibration(self, outputs: Gaussian, targets: Tensor) -> Reliability:
+        """One line of a calibration plot."""
 
     def uncertainty(self, outputs: Gaussian) -> Tensor:
         """How uncertain the prediction of each row is (M,); only the order of the rows counts."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..gaussian import Gaussian
 from . import Likelihood
 from .links import Link, entropy
+from .reliability import Reliability, by_confidence
 
 ECE_BINS = 15
 
@@ -19,7 +20,8 @@ class ClassLikelihood(Likelihood):
     """A likelihood of labels 0, 1, … with `log_probabilities`."""
 
     link: Link = "integral"
-    calibration_axes: ClassVar[tuple[str, str]] = ("mean probability of the top class", "accuracy")
+    calibration_axes: ClassVar[tuple[str, str]] = ("mean probability of the top class, bins of equal mass", "accuracy")
+    calibration_counts: ClassVar[str] = "rows"
     risk_label: ClassVar[str] = "error rate"
 
     def with_link(self, link: Link) -> Self:
@@ -50,13 +52,10 @@ class ClassLikelihood(Likelihood):
     def nll(self, outputs: Gaussian, targets: Tensor) -> Tensor:
         return -self.log_probabilities(outputs).gather(1, targets.unsqueeze(1)).squeeze(1)  # (M,)
 
-    def calibration(self, outputs: Gaussian, targets: Tensor) -> tuple[list[float], list[float]]:
-        """Mean confidence and accuracy of every bin that holds a row."""
+    def calibration(self, outputs: Gaussian, targets: Tensor) -> Reliability:
+        """Mean confidence and accuracy of bins of equal mass."""
         confidence, predicted = self.log_probabilities(outputs).exp().max(1)
-        correct, bins = (predicted == targets).double(), ece_bins(confidence)
-        filled = bins.unique().tolist()
-        x = [float(confidence[bins == number].mean()) for number in filled]
-        return x, [float(correct[bins == number].mean()) for number in filled]
+        return by_confidence(confidence, (predicted == targets).double())
 
     def uncertainty(self, outputs: Gaussian) -> Tensor:
         """1 − the top class' probability, as the sum of the others: a difference to 1 would lose its digits."""

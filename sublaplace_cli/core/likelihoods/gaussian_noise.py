@@ -12,8 +12,7 @@ from torch import Tensor
 from ...errors import UserError
 from ..gaussian import Gaussian
 from . import Likelihood
-
-LEVELS = (*(0.05 * i for i in range(1, 20)), 0.99)  # nominal coverages of a calibration plot
+from .reliability import Reliability, by_level
 
 
 @dataclass(frozen=True)
@@ -21,6 +20,7 @@ class GaussianNoise(Likelihood):
     """y ~ N(mean, noise variance), independent for each target."""
 
     calibration_axes: ClassVar[tuple[str, str]] = ("nominal coverage of the targets", "empirical coverage")
+    calibration_counts: ClassVar[str] = "targets"
     risk_label: ClassVar[str] = "mean squared error"
 
     @abstractmethod
@@ -45,12 +45,10 @@ class GaussianNoise(Likelihood):
     def brier(self, probabilities: Tensor, targets: Tensor) -> Tensor:
         raise TypeError("regression has no class probabilities")
 
-    def calibration(self, outputs: Gaussian, targets: Tensor) -> tuple[list[float], list[float]]:
+    def calibration(self, outputs: Gaussian, targets: Tensor) -> Reliability:
         """Nominal and empirical coverage of central intervals."""
         error, total = self.errors(outputs, targets)
-        z = (error / total).abs().flatten()
-        limits = [math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) for level in LEVELS]
-        return list(LEVELS), [float((z <= limit).double().mean()) for limit in limits]
+        return by_level((error / total).abs())
 
     def uncertainty(self, outputs: Gaussian) -> Tensor:
         """√(σ² + noise), mean over targets, less the least noise: so a small σ keeps its digits."""

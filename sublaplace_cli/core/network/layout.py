@@ -91,10 +91,21 @@ class Layout:
 
 
 def network_digest(model: nn.Module) -> str:
-    """sha256 of all parameters and buffers by name, floating-point values as float32."""
+    """sha256 of all parameters and buffers by name, floating-point values as float32: the same for every dtype."""
+    return _digest(model.state_dict(), torch.float32)
+
+
+def weights_digest(model: nn.Module) -> str:
+    """sha256 of all parameters and buffers by name with their exact values, those that are not stored too."""
+    return _digest({**dict(model.named_parameters()), **dict(model.named_buffers())}, None)
+
+
+def _digest(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> str:
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        values = tensor.detach().cpu().to(torch.float32 if tensor.is_floating_point() else torch.int64).contiguous()
+    for name, tensor in sorted(tensors.items()):
+        values = tensor.detach().cpu().contiguous()
+        if dtype is not None:
+            values = values.to(dtype if values.is_floating_point() else torch.int64)
         digest.update(f"{name} {list(values.shape)} {values.dtype}\n".encode())
-        digest.update(values.numpy().tobytes())
+        digest.update(values.reshape(-1).view(torch.uint8).numpy().data)  # without a copy
     return digest.hexdigest()

@@ -13,6 +13,7 @@ from ..linalg import row_products
 from ..omega.precision import Precision
 from ..omega.row_sums import column_chunks, own_products
 from . import Posterior
+from .features import FeaturePosterior
 from .full import FullPosterior
 from .subnet import SubnetPosterior
 
@@ -48,7 +49,7 @@ def rescaled_draws(draws: Tensor, rescale: Rescale, outside: Tensor | None, gene
     return scaled + (root @ noise.reshape(len(root), -1, draws.shape[1])).reshape(draws.shape)
 
 
-def left_out(posterior: FullPosterior | SubnetPosterior, precision: Precision) -> Tensor:
+def left_out(posterior: FullPosterior | SubnetPosterior | FeaturePosterior, precision: Precision) -> Tensor:
     """Variances of the training rows, each without that row (N, C): diag of W⁻ᵀ (I − U)⁻¹ U W⁻¹ with U = WᵀΣW."""
     U, W = posterior.own_shares(precision), precision.root
     C = W.shape[1]

@@ -3,7 +3,8 @@
 To add one:
 1. write `name(problem: SelectionProblem, k: int) -> Selection` in a file `name.py` here; where some inputs cannot work,
    add `check(facts: SelectorFacts, k: int | None) -> None`, which refuses them before anything is computed, and where
-   the caller could make it faster, `advise(problem, k) -> str | None`,
+   the caller could make it faster, `advise(problem, k) -> str | None`; where it does more than sort the scores,
+   `cost(size: SearchSize) -> SearchCost`,
 2. add one line to `catalog.METHODS`,
 3. the contract tests over all methods cover it; add tests for what only this method does.
 """
@@ -29,6 +30,26 @@ class SelectorFacts:
     pool: str = "all"  # candidates: "all", "2k", "paper" or a number
     pattern: str | None = None  # the glob of a choice by name
     all_outputs: bool = True  # whether the reference rows have them, not only combinations
+
+
+@dataclass(frozen=True)
+class SearchSize:
+    """How large a search is."""
+
+    rows: int  # P, of the Jacobian of the training data
+    candidates: int
+    k: int
+    row_products: int  # multiplications in one pass over all factored blocks of the training rows
+    row_elements: int  # numbers in the blocks that are handled one by one
+
+
+@dataclass(frozen=True)
+class SearchCost:
+    """Roughly what a search takes."""
+
+    products: float  # multiplications inside products of matrices
+    elements: float  # numbers that are handled one by one
+    reads: float  # passes over the training rows
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...errors import NumericsError, Reason
 from ..linalg import check_condition, column_squares, mirrored
 from ..omega.precision import Precision
-from . import Selection, SelectionProblem, largest, rounded
+from . import SearchCost, SearchSize, Selection, SelectionProblem, largest, rounded
 from .pool import candidates_of, check_pool, pool_size
 from .search.column_cache import ColumnCache
 from .search.device_pivots import pivots_on_device
@@ -53,6 +53,12 @@ def greedy(problem: SelectionProblem, k: int) -> Selection:
         bounds = (problem.data_diagonal + problem.prior)[candidates] / problem.prior[candidates]
         indices, pivots = _Search(precision, candidates, bounds, k, trace).run()
     return Selection(indices, pivots * problem.prior[indices])
+
+
+def cost(size: SearchSize) -> SearchCost:
+    """Columns of the best candidates, their bounds, and a panel of them against the pivots so far, again and again."""
+    P, k, columns = size.rows, size.k, min(size.candidates, first_width(size.k))
+    return SearchCost(P * k * (columns + 2 * min(k, P)), 4 * P * columns, columns / GREEDY_PANEL)
 
 
 def first_width(k: int) -> int:

@@ -14,7 +14,7 @@ from ..jacobian.rows import Jacobian, n_outputs
 from ..linalg import solve_lower, solve_lower_transposed
 from ..omega.precision import Precision
 from ..omega.row_sums import column_chunks, pull, squared_gradients, weigh_rows
-from . import Selection, SelectionProblem, SelectorFacts, largest
+from . import SearchCost, SearchSize, Selection, SelectionProblem, SelectorFacts, largest
 from .greedy import require_sound
 from .pool import candidates_of, check_pool
 
@@ -30,6 +30,13 @@ def check(facts: SelectorFacts, k: int | None) -> None:
     if not facts.all_outputs:
         problem = "the variance method needs all outputs of the reference rows, not random combinations of them"
         raise UserError(problem, reason=Reason.OUTPUTS_ARE_SAMPLED)
+
+
+def cost(size: SearchSize) -> SearchCost:
+    """Per step two products with the Jacobian, and the best few candidates against those chosen before."""
+    P, k = size.rows, size.k
+    few = FRESH * (2 * P * k / 2 + k**2 / 3)
+    return SearchCost(k * (2 * size.row_products + few), k * (2 * size.row_elements + 4 * P * FRESH), 2 * k)
 
 
 def variance(problem: SelectionProblem, k: int) -> Selection:

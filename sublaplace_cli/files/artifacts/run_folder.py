@@ -18,18 +18,9 @@ from ...errors import UserError
 from ...json_files import read_json
 from .artifact import Artifact, broken, open_artifact
 from .atomic import canonical_json, digest_of, explain_write_errors, write_text
+from .run_files import IGNORE, LEFTOVER, LOCK_NAME, MANIFEST, OWN_FILE, fingerprint
 
-MANIFEST = "run.json"
-LOCK_NAME = ".lock"
 LONGEST_STEM_PART = 150  # of a method in a file name, which may have 255 bytes in all
-KINDS = "jacobians|scores|indices|path|posterior|predictions|hyperparameters"
-OWN_FILE = re.compile(rf"evaluation\.json|({KINDS})[\w.-]*\.safetensors(\.part(\.json)?)?")
-LEFTOVER = re.compile(r"\.(run\.json|evaluation\.json|\.gitignore|[\w.-]+\.safetensors(\.part\.json)?)\.\d+\.part")
-
-
-def fingerprint(identity: Mapping[str, Any]) -> str:
-    """The first 16 hex digits of the digest of an identity."""
-    return digest_of(identity)[:16]
 
 
 def default_folder(spec_folder: Path, identity: Mapping[str, Any]) -> Path:
@@ -60,14 +51,8 @@ class RunFolder:
     def open(cls, path: Path, identity: Mapping[str, Any], *, force: bool, on_wait: Callable[[str], None]) -> Self:
         """Create the folder if needed, wait for the lock, check that the folder belongs to this identity."""
         with explain_write_errors(path):
-            path.mkdir(parents=True, exist_ok=True)
-            _refuse_foreign_files(path)
-            lock = _open_lock(path / LOCK_NAME)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            on_wait(f"another run is using {path}; waiting until it ends")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock = _locked(path, on_wait)
+            os.utime(lock.fileno())  # says when the folder was used last
         folder = cls(path, identity, lock)
         try:
             folder._claim(force)
@@ -91,7 +76,7 @@ class RunFolder:
                 for old in self.path.iterdir():
                     if OWN_FILE.fullmatch(old.name):
                         old.unlink()
-            write_text(self.path / ".gitignore", "*\n")
+            write_text(self.path / IGNORE, "*\n")
             write_text(self.path / MANIFEST, canonical_json(self.identity) + "\n")
 
     def _known_identity(self) -> dict[str, Any] | None:
@@ -127,6 +112,33 @@ class RunFolder:
         self.lock.close()
 
 
+def _locked(path: Path, on_wait: Callable[[str], None]) -> IO[str]:
+    """The lock of the folder, which is made if needed: also if it is removed while we wait."""
+    while True:
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            _refuse_foreign_files(path)
+            lock = _open_lock(path / LOCK_NAME)
+        except FileNotFoundError:  # removed since
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            on_wait(f"another run is using {path}; waiting until it ends")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if _is_there(path / LOCK_NAME, lock):
+            return lock
+        lock.close()
+
+
+def _is_there(path: Path, lock: IO[str]) -> bool:
+    """Whether the lock is still the file of this name."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(lock.fileno()))
+    except FileNotFoundError:
+        return False
+
+
 def _open_lock(path: Path) -> IO[str]:
     """The lock file, open until `close`; the lock ends with the process. Never a pipe, and no link to another file."""
     if path.is_symlink():
@@ -142,7 +154,7 @@ def _refuse_foreign_files(path: Path) -> None:
     if (path / MANIFEST).exists():
         return
     names = sorted(entry.name for entry in path.iterdir())
-    foreign = [name for name in names if name not in (LOCK_NAME, ".gitignore") and not LEFTOVER.fullmatch(name)]
+    foreign = [name for name in names if name not in (LOCK_NAME, IGNORE) and not LEFTOVER.fullmatch(name)]
     if foreign:
         message = f"{path} is not a run folder: it contains {', '.join(foreign[:3])} and no {MANIFEST}"
         raise UserError(message, hint="choose an empty or new folder for --run-dir")

@@ -11,9 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 
 from ...catalog import FULL, LINKS, METHODS, OUTPUTS, RESCALES, TASKS
-from ..spec.data import StandardiseSpec
 from ..spec.models import WrapSpec
 from ..spec.part import described
+from ..spec.preparing import StandardiseSpec
 from .tensor_rules import TensorRule, negative, no_factor, not_positive
 
 Positive = Annotated[float, Field(gt=0)]
@@ -106,6 +106,20 @@ class SpecFacts(Checked):
     data: DataFacts
 
 
+class RangeData(Checked):
+    shape: list[Size]
+    low: float
+    high: float
+
+
+class ProbeData(Checked):
+    """What the network computed at made-up rows."""
+
+    ranges: Annotated[list[RangeData], Field(min_length=1)]
+    outputs: list[float]
+    gradients: list[float]
+
+
 class RunMetadata(Metadata):
     """Common to the artifacts of a run folder."""
 
@@ -113,7 +127,10 @@ class RunMetadata(Metadata):
     inputs: dict[str, str]
     spec: SpecFacts
     weights_sha256: str
+    probe: ProbeData | None = None  # of a network that is built by code; not in files of early versions
+    function_sha256: Sha256 | None = None  # of the files of a network that gives no such numbers
     data_sha256: str
+    texts_sha256: Sha256 | None = None  # of how texts became tokens
     parameters: list[Annotated[tuple[str, list[Size], Size], Strict(False)]]
 
     @property
@@ -198,6 +215,9 @@ class SubnetPosteriorData(FullPosteriorData):
     row_outputs: Count | None = None  # rows of A per training row; not in files of early versions: all outputs
     scale_shapes: dict[Literal["input", "target"], list[Size]]
     serving: Serving | None = None  # not in files of early versions
+    classes: Annotated[list[Name], Field(min_length=2)] | None = None  # labels by class number, if they are texts
+    columns: list[str] | None = None  # names of the input columns in order, where they have names
+    rest: Annotated[list[str], Field(min_length=1)] | None = None  # the input columns that the spec calls so
 
     def tensor_rules(self) -> Mapping[str, TensorRule]:
         side = "k" if self.form == "primal" else "side"

@@ -41,8 +41,7 @@ def _wanted(request: ReadRequest, names: set[str]) -> tuple[Any, str | None]:
             raise UserError(f"{request.path}: data.arrays is not set, and there is no array 'x' or 'X'", hint=hint)
         return default, "y" if "y" in names else None
     inputs = tuple(arrays.input) if isinstance(arrays.input, list) else arrays.input
-    target_may_lack = request.training_path is not None
-    return inputs, None if target_may_lack and arrays.target not in names else arrays.target
+    return inputs, None if request.targets.may_lack and arrays.target not in names else arrays.target
 
 
 def _named_source(
@@ -60,7 +59,7 @@ def _named_source(
         return load(name)
 
     inputs, target = _wanted(request, names)
-    target = target if request.with_targets else None
+    target = target if request.targets.wanted else None
     needed = dict.fromkeys([*(name for _, name in labelled(inputs)), *filter(None, [target])])
     held = sum(map(known_size, needed))
     refuse_if_larger(held, request.memory, str(request.path))
@@ -83,8 +82,11 @@ class NpyHeader:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def npy_header(head: bytes, file_bytes: int, where: str) -> NpyHeader:
-    """The .npy header in the first HEADER_BYTES; the file must have the size that it declares."""
+def npy_header(head: bytes, file_bytes: int, where: str, *, texts: bool = False) -> NpyHeader:
+    """The .npy header in the first HEADER_BYTES; the file must have the size that it declares.
+
+    `texts` are allowed too where they may be labels.
+    """
     # Not from the file: numpy reads a header of any declared length before it checks that length.
     stream = io.BytesIO(head)
     with reading(where, "bad .npy header", "save it again with numpy"):
@@ -96,9 +98,10 @@ def npy_header(head: bytes, file_bytes: int, where: str) -> NpyHeader:
         else:
             raise ValueError(f"npy version {version} is not supported")
     if dtype.hasobject:
-        hint = "save it as numbers, e.g. numpy.savez(file, x=numpy.asarray(x, dtype='float32'))"
+        hint = "save it as numbers, numpy.asarray(x, dtype='float32'), or labels as text, numpy.asarray(y, dtype=str)"
         raise UserError(f"{where}: an array of Python objects is refused: reading it would run pickled code", hint=hint)
-    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+    is_text = texts and dtype.kind in "US" and dtype.itemsize > 0
+    if not is_text and (dtype.kind not in "biuf" or dtype.itemsize > 8):
         raise UserError(f"{where}: dtype {dtype} is not supported", hint="save it as float32, float64 or integers")
     # Without the zeros: numpy refuses such a shape even for an array that is empty.
     nominal_bytes = math.prod(max(length, 1) for length in shape) * dtype.itemsize
@@ -120,11 +123,12 @@ def read_npz(request: ReadRequest) -> Source:
     with reading(path, "not a readable npz file"), zipfile.ZipFile(path) as archive:
         infos = [info for info in archive.infolist() if info.filename.endswith(".npy")]
     members = {info.filename.removesuffix(".npy"): info for info in infos}
-    size, load = partial(_member_bytes, path, members), partial(_load_member, path, members)
+    labels = _wanted(request, set(members))[1] if request.targets.takes_labels else None
+    size, load = partial(_member_bytes, path, members, labels), partial(_load_member, path, members, labels)
     return _named_source(request, set(members), size, load)
 
 
-def _member_bytes(path: Path, members: Members, name: str) -> int:
+def _member_bytes(path: Path, members: Members, labels: str | None, name: str) -> int:
     """The memory that a member needs, from its header; refuses malicious ones."""
     info, where = members[name], f"{path}: array '{name}'"
     if info.flag_bits & 0x1:
@@ -135,7 +139,7 @@ def _member_bytes(path: Path, members: Members, name: str) -> int:
         ratio = info.file_size // max(1, info.compress_size)
         message = f"{where} expands {ratio}-fold to {format_bytes(info.file_size)}: refused as a decompression bomb"
         raise UserError(message, hint="if you trust the file, save it again with numpy.savez (not compressed)")
-    return npy_header(next(_parts(path, info), b""), info.file_size, where).data_bytes
+    return npy_header(next(_parts(path, info), b""), info.file_size, where, texts=name == labels).data_bytes
 
 
 def _parts(path: Path, info: zipfile.ZipInfo) -> Iterator[bytes]:
@@ -147,11 +151,11 @@ def _parts(path: Path, info: zipfile.ZipInfo) -> Iterator[bytes]:
             size = READ_BYTES
 
 
-def _load_member(path: Path, members: Members, name: str) -> np.ndarray:
+def _load_member(path: Path, members: Members, labels: str | None, name: str) -> np.ndarray:
     info, where = members[name], f"{path}: array '{name}'"
     parts = _parts(path, info)
     head = next(parts, b"")
-    header = npy_header(head, info.file_size, where)
+    header = npy_header(head, info.file_size, where, texts=name == labels)
     flat = np.empty(math.prod(header.shape), dtype=header.dtype)
     target, filled = flat.view(np.uint8), 0
     for part in chain([head[header.offset :]], parts):

@@ -16,16 +16,22 @@ import numpy as np
 from ... import catalog
 from ...errors import UserError, how_to_install
 from ..reading import reason_of
-from ..spec.data import ArraysSpec, ColumnsSpec, DataSpec, SplitSpec
+from ..spec.columns import ArraysSpec, ColumnsSpec
+from ..spec.data import DataSpec
 from ..spec.models import Spec
-from . import transforms
+from ..spec.splits import TEST, SplitSpec
+from . import labels, transforms
+from .columnar.arrow_files import arrow_files, is_saved_dataset, split_folder
 from .images import image_files
-from .sources import ArrayInputs, ChosenRows, ReadRequest, Source, check_lengths, choose, map_inputs
+from .sources import ArrayInputs, ChosenRows, ReadRequest, Source, TargetRequest, check_lengths, choose, map_inputs
+from .text import read_texts
+from .tokenizing import open_tokenizer
 from .transforms import MeanStd, Preparation, Scales
 
 Resolve = Callable[[str, str], Path]
+Reader = Callable[[ReadRequest], Source]
 
-EXTRAS = {"parquet": ("pyarrow", "parquet"), "imagefolder": ("PIL", "image")}
+EXTRAS = {"parquet": ("pyarrow", "parquet"), "arrow": ("pyarrow", "parquet"), "imagefolder": ("PIL", "image")}
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,9 @@ class Split:
     source_rows: int
     preparation: Preparation
     target_scale: MeanStd | None
+    classes: tuple[str, ...] | None = None  # the label of each class number, if labels are texts or true/false
+    columns: tuple[str, ...] = ()  # names of the input columns, where they have names of their own
+    notes: tuple[str, ...] = ()  # about its file
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -67,13 +76,15 @@ def data_files(data: DataSpec, resolve: Resolve, names: Sequence[str] | None = N
     paths = dict.fromkeys(_path(data, origin, resolve) for origin in origins)
     if data.format == "imagefolder":
         return [file for path in paths for file in image_files(path)]
+    if data.format == "arrow":
+        return [file for path in paths for file in arrow_files(path)]
     return list(paths)
 
 
 def load_splits(
     spec: Spec, names: Sequence[str], resolve: Resolve, memory: int, scales: Scales | None = None
 ) -> dict[str, Split]:
-    """The splits called `names`, checked; `scales` replace those that are measured on the training rows."""
+    """The splits called `names`, checked; `scales` replace what is found in the training rows."""
     data = spec.data
     require_extra(data.format)
     origins = {name: origin_of(data, name) for name in names}
@@ -81,9 +92,10 @@ def load_splits(
     needed = list(dict.fromkeys(origins.values()))
     if scales is None and "from-train" in (data.standardise.input, data.standardise.target) and train not in needed:
         needed.append(train)
-    sources = _read_sources(data, needed, resolve, memory, needs_train=scales is None)
+    sources = _read_sources(spec, needed, resolve, memory, scales)
     chosen = {name: choose(source, _split_spec(data, name), name, memory) for name, source in sources.items()}
-    targets = {origin: _targets(part, spec, is_train=origin == train) for origin, part in chosen.items()}
+    classes = _known_classes(data, scales) or _training_classes(spec, chosen.get(train))
+    targets = {origin: _targets(part, spec, classes, is_train=origin == train) for origin, part in chosen.items()}
     target_scale = _target_scale(data, targets, train) if scales is None else scales.target
     preparations = _preparations(data, chosen, train, scales)
     for origin, values in targets.items():
@@ -99,7 +111,9 @@ def load_splits(
     splits = {}
     for name, origin in origins.items():
         part, prepare = chosen[origin], preparations[origin]
-        splits[name] = Split(name, part.raw, targets[origin], part.rows, len(part.source), prepare, target_scale)
+        about_rows = (part.raw, targets[origin], part.rows, len(part.source))
+        facts = (classes, part.source.input_names, part.source.notes)
+        splits[name] = Split(name, *about_rows, prepare, target_scale, *facts)
     return splits
 
 
@@ -110,27 +124,38 @@ def read_matrix(path: Path, array: str | None, field: str, memory: int) -> np.nd
         raise UserError(f"{field}: {path} is not a .csv, .npz, .npy or .safetensors file")
     columns = ColumnsSpec(input=[array]) if format_name == "csv" and array is not None else None
     arrays = ArraysSpec(input=array or "f") if format_name in ("npz", "safetensors") else None
-    source = _read(format_name, ReadRequest(path, columns, arrays, None, memory))
+    reader = catalog.load(catalog.DATA_FORMATS[format_name])
+    source = _read(reader, ReadRequest(path, columns, arrays, None, memory))
     return choose(source, SplitSpec(), "predictions", memory).raw  # type: ignore[return-value]
 
 
-def _read(format_name: str, request: ReadRequest) -> Source:
+def _reader(spec: Spec, resolve: Resolve) -> Reader:
+    data = spec.data
+    if data.text is None:
+        return catalog.load(catalog.DATA_FORMATS[data.format])
+    return partial(read_texts, format_name=data.format, spec=data.text, tokenizer=open_tokenizer(spec, resolve))
+
+
+def _read(reader: Reader, request: ReadRequest) -> Source:
     """All rows of one file; what the system refuses (no permission, a damaged disk) is reported here."""
     try:
-        source: Source = catalog.load(catalog.DATA_FORMATS[format_name])(request)
+        source = reader(request)
     except OSError as error:
         hint = "expected a file that you may read"
         raise UserError(f"{error.filename or request.path}: cannot be read: {reason_of(error)}", hint=hint) from error
     check_lengths(source)
-    return source
+    return labels.with_array_labels(source, request)
 
 
 def _read_sources(
-    data: DataSpec, origins: Sequence[str], resolve: Resolve, memory: int, needs_train: bool
+    spec: Spec, origins: Sequence[str], resolve: Resolve, memory: int, scales: Scales | None
 ) -> dict[str, Source]:
     """The source of each split; each file is read once, within the memory that is left."""
+    data, reader, needs_train = spec.data, _reader(spec, resolve), scales is None
     train = origin_of(data, "train")
     has_path = (_split_spec(data, train).path or data.path) is not None
+    takes_labels = catalog.TASKS[spec.task].labels and spec.model.wrap is None  # a wrap counts classes by number
+    classes = _known_classes(data, scales) if takes_labels else None
     training_path = _path(data, train, resolve) if needs_train and has_path else None
     read: dict[tuple[Path, str, bool], Source] = {}
     sources = {}
@@ -143,8 +168,11 @@ def _read_sources(
             left = memory - sum(source.held for source in read.values())
             training = None if path == training_path else training_path
             allowed = partial(_require_allowed, resolve)
-            request = ReadRequest(path, data.columns, arrays, training, left, allowed, with_targets)
-            read[key] = _read(data.format, request)
+            may_lack = training is not None or not needs_train
+            about_targets = TargetRequest(with_targets, may_lack, takes_labels, classes)
+            rest = None if scales is None else scales.rest
+            request = ReadRequest(path, data.columns, arrays, training, left, allowed, about_targets, rest)
+            read[key] = _read(reader, request)
         sources[origin] = read[key]
     return sources
 
@@ -160,6 +188,8 @@ def _split_spec(data: DataSpec, name: str) -> SplitSpec:
 def origin_of(data: DataSpec, name: str) -> str:
     """The split whose rows `name` uses, through `same_as`, which never leads in a circle."""
     split = data.named_splits.get(name)
+    if split is None and name == TEST and data.test_sets:
+        return next(iter(data.test_sets))  # of several sets, the first one
     if split is None and name == "reference":
         return origin_of(data, "train")
     if split is None and name != "train":
@@ -174,29 +204,45 @@ def _path(data: DataSpec, origin: str, resolve: Resolve) -> Path:
     if not value:
         raise UserError(f"split '{origin}' has no file", hint=f"set data.path or data.splits.{origin}.path")
     path = resolve(value, field)
-    folder = data.format == "imagefolder"
+    folder = data.format == "imagefolder" or (data.format == "arrow" and is_saved_dataset(path))
     if not (path.is_dir() if folder else path.is_file()):
         found = "is missing" if not path.exists() else f"is not a {'folder' if folder else 'regular file'}"
         raise UserError(f"{field}: {path} {found}", hint="paths are relative to the folder of the spec")
-    return path
+    return split_folder(path, origin) if data.format == "arrow" else path
 
 
-def _targets(chosen: ChosenRows, spec: Spec, *, is_train: bool) -> np.ndarray | None:
+def _known_classes(data: DataSpec, scales: Scales | None) -> tuple[str, ...] | None:
+    """The classes in the order of the spec, else in that of a posterior; None: sorted labels of the training rows."""
+    return tuple(data.classes) if data.classes else None if scales is None else scales.classes
+
+
+def _training_classes(spec: Spec, train: ChosenRows | None) -> tuple[str, ...] | None:
+    if train is None or train.targets is None or train.source.labels is None:
+        return None
+    if spec.data.format == "imagefolder":
+        return train.source.labels  # all folders: rows of some may not have been chosen
+    return labels.classes_of(train.source, train.targets)
+
+
+def _targets(chosen: ChosenRows, spec: Spec, classes: tuple[str, ...] | None, *, is_train: bool) -> np.ndarray | None:
     """The targets: measurements as (N, C) float64, class numbers as (N,) int64."""
     values, where = chosen.targets, str(chosen.source.path)
     if values is None:
         return None
+    if catalog.TASKS[spec.task].labels:
+        values = labels.numbered(chosen, values, classes, spec.task)
     if not catalog.TASKS[spec.task].labels:
         if values.ndim > 2:
             hint = "store one target row per data row: (N,) or (N, C)"
             raise UserError(f"{where}: the target has shape {values.shape}", hint=hint)
         return np.array(values, dtype=np.float64).reshape(len(values), -1)
     positive_classes = None if spec.model.wrap is None else spec.model.wrap.binary_logodds.classes
-    labels = transforms.class_labels(values, spec.task, positive_classes, where, chosen.row_label)
-    if is_train and len(np.unique(labels)) < 2:
+    numbers = transforms.class_labels(values, spec.task, positive_classes, where, chosen.row_label)
+    if is_train and len(np.unique(numbers)) < 2:
         hint = "choose other training rows (is the file sorted by class?), or check the target"
-        raise UserError(f"{where}: one-class data: all {len(labels)} training targets are {labels[0]}", hint=hint)
-    return labels
+        label = numbers[0] if classes is None else repr(classes[numbers[0]])
+        raise UserError(f"{where}: one-class data: all {len(numbers)} training targets are {label}", hint=hint)
+    return numbers
 
 
 def _target_scale(data: DataSpec, targets: dict[str, np.ndarray | None], train: str) -> MeanStd | None:

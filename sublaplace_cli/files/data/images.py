@@ -1,7 +1,7 @@
 """A folder of images, one sub-folder per class: path/<class>/<image>."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,10 @@ def read_imagefolder(request: ReadRequest) -> Source:
     files = image_files(request.path)
     for file in files:
         request.require_allowed(file)
-    targets = _class_numbers(request, files) if request.with_targets else None
+    names = tuple(folder.name for folder in _class_folders(request.path)) if request.targets.takes_labels else None
+    targets = None
+    if request.targets.wanted:
+        targets = _class_numbers(request, files) if names is None else _places(files, names)
     width, height = _common_size(files, Image)
     refuse_if_larger(3 * width * height * len(files), request.memory, f"{request.path}: {len(files)} images")
     images: np.ndarray = np.empty((len(files), height, width, 3), dtype=np.uint8)
@@ -37,7 +40,13 @@ def read_imagefolder(request: ReadRequest) -> Source:
             message = f"{file} is {width}x{height} in its header, but {pixels.shape[1]}x{pixels.shape[0]} decoded"
             raise UserError(message, hint="save it again without an orientation tag")
         images[row] = pixels
-    return Source(request.path, images, targets, held=images.nbytes)
+    return Source(request.path, images, targets, held=images.nbytes, labels=names)
+
+
+def _places(files: list[Path], names: Sequence[str]) -> np.ndarray:
+    """The place of each image's class among the folders of this path."""
+    places = {name: place for place, name in enumerate(names)}
+    return np.array([places[file.parent.name] for file in files], dtype=np.int64)
 
 
 def image_files(path: Path) -> list[Path]:

@@ -10,13 +10,26 @@ import numpy as np
 
 from ...errors import UserError, suggestion
 from ...sizes import format_bytes
-from ..spec.data import ArraysSpec, ColumnsSpec, IndicesSpec, SplitSpec
+from ..spec.columns import ArraysSpec, ColumnsSpec
+from ..spec.splits import IndicesSpec, SplitSpec
 from .transforms import LARGEST_VALUE, row_chunks
 
 ArrayInputs = np.ndarray | dict[str, np.ndarray] | tuple[np.ndarray, ...]
 
 BAD_VALUES_SHOWN = 3
+MISSING = -1  # the label of a row that has none
+MISSING_MARKS = {"", "na", "n/a", "nan", "null", "none", "?", "-"}
 FILE_NAMES_SHOWN, NAMES_SEARCHED, LONGEST_NAME = 50, 20_000, 100
+
+
+@dataclass(frozen=True)
+class TargetRequest:
+    """What the targets of a file may be."""
+
+    wanted: bool = True  # False: they are not read, so they may be anything
+    may_lack: bool = False
+    takes_labels: bool = False  # they are classes, so they may be texts or true/false
+    classes: tuple[str, ...] | None = None  # all of them, if they are known already
 
 
 @dataclass(frozen=True)
@@ -26,10 +39,11 @@ class ReadRequest:
     path: Path
     columns: ColumnsSpec | None
     arrays: ArraysSpec | None
-    training_path: Path | None  # only if it is another file: then this one may lack the target
+    training_path: Path | None  # only if it is another file, and the training rows are read
     memory: int
     require_allowed: Callable[[Path], object] = lambda path: None  # refuses a link that leads out of the folder
-    with_targets: bool = True  # False: those in the file are not read, so they may be anything
+    targets: TargetRequest = TargetRequest()
+    rest: tuple[str, ...] | None = None  # names of the input columns, if the training file is not read
 
 
 @dataclass(frozen=True)
@@ -44,14 +58,23 @@ class Source:
     target_columns: tuple[str, ...] | None = None
     first_line: int | None = None  # text files: the 1-based line of row 0
     array: Callable[[str], np.ndarray] | None = None  # any array of the file by name, if it has named arrays
+    labels: tuple[str, ...] | None = None  # then targets are places in it, or MISSING
+    notes: tuple[str, ...] = ()  # what the user should know
 
     def __len__(self) -> int:
         return len(labelled(self.inputs)[0][1])
 
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names of the input columns; none if some have no name, or the same."""
+        found = self.input_columns or ()
+        names = tuple(label[1:-1] for label in found if label.startswith("'"))
+        return names if len(set(names)) == len(found) else ()
+
 
 @dataclass(frozen=True)
 class ChosenRows:
-    """The chosen rows of one source; all values are finite."""
+    """The chosen rows of one source; all values are finite. Without targets if every row lacks its own."""
 
     source: Source
     rows: np.ndarray
@@ -122,12 +145,45 @@ def choose(source: Source, spec: SplitSpec, name: str, memory: int) -> ChosenRow
         return array[rows]
 
     targets = None if source.targets is None else take(source.targets)
+    missing = None if targets is None else _is_missing(targets, source)
+    if missing is not None and missing.all():
+        targets = None
     chosen = ChosenRows(source, rows, map_inputs(take, source.inputs), targets)
     for label, array in labelled(chosen.raw):
         _check_finite(array, f"input '{label}'" if label else "input", source.input_columns, chosen)
-    if targets is not None:
+    if targets is not None and missing is not None:
+        _refuse_missing(missing, chosen, name)
         _check_finite(targets, "target", source.target_columns, chosen)
     return chosen
+
+
+def _is_missing(targets: np.ndarray, source: Source) -> np.ndarray:
+    """Which rows (N,) have no target: all of its numbers are NaN."""
+    if source.labels is not None:
+        return targets == MISSING
+    if targets.dtype.kind != "f":
+        return np.zeros(len(targets), dtype=bool)
+    return np.concatenate([np.isnan(part).reshape(len(part), -1).all(1) for part in row_chunks(targets)])
+
+
+def _refuse_missing(missing: np.ndarray, chosen: ChosenRows, name: str) -> None:
+    if not missing.any():
+        return
+    rows = np.flatnonzero(missing)
+    listed = ", ".join(chosen.row_label(int(row)) for row in rows[:BAD_VALUES_SHOWN])
+    columns = chosen.source.target_columns or ()
+    more = (" …" if len(rows) > BAD_VALUES_SHOWN else "") + (f" (column {columns[0]})" if len(columns) == 1 else "")
+    message = f"{chosen.source.path}: split '{name}': {len(rows)} of {len(missing)} rows have no target: {listed}{more}"
+    hint = "fill them, remove these rows, or leave all targets of the split empty to predict without them"
+    raise UserError(message, hint=hint)
+
+
+def number_in(cell: str) -> float | None:
+    """The number that a text is, or None."""
+    try:
+        return None if "_" in cell else float(cell)  # Python reads 1_000 as a number; in a csv file it is text
+    except ValueError:
+        return None
 
 
 def _row_numbers(spec: SplitSpec, source: Source, field: str) -> np.ndarray:

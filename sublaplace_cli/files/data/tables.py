@@ -4,23 +4,22 @@ Columns have names or positions from 0. Another file is matched to the training 
 header, else by position. It may lack the target; `rest` still means the same columns.
 """
 
-import csv
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
 from ...errors import UserError
-from ..spec.data import ColumnsSpec
-from .sources import ReadRequest, Source, refuse_if_larger, suggestion_from_file
+from ..spec.columns import ColumnsSpec
+from .csv_rows import bad_cell, cells_of, csv_lines, read_incomplete, read_labels, table_rows, wrong_line_count
+from .labels import labelled_source
+from .sources import MISSING_MARKS, ReadRequest, Source, number_in, refuse_if_larger, suggestion_from_file
 
-LONGEST_LINE = 8 * 2**20
 POSITIONS_SHOWN = 10
-MISSING_MARKS = {"", "na", "n/a", "nan", "null", "none", "?", "-"}
 
 
 @dataclass(frozen=True)
@@ -77,19 +76,22 @@ class Picked:
 def pick_columns(request: ReadRequest, table: Columns, columns_of: Callable[[Path], Columns]) -> Picked:
     """The input and target columns of `table`; `columns_of` reads those of the training file, if it is another one."""
     picked = _picked(request, table, columns_of)
-    return picked if request.with_targets else replace(picked, targets=[])
+    return picked if request.targets.wanted else replace(picked, targets=[])
 
 
 def _picked(request: ReadRequest, table: Columns, columns_of: Callable[[Path], Columns]) -> Picked:
     spec = request.columns
     if request.training_path is None:
-        return _pick(spec, table)
+        own = _without_absent(spec, table) if request.targets.may_lack else spec
+        if own is not None and own.input == "rest" and request.rest is not None and table.names:
+            own = own.model_copy(update={"input": list(request.rest), "exclude": None})
+        return _pick(own, table)
     training = columns_of(request.training_path)
     wanted = _pick(spec, training)
     if table.names != training.names and table.names and training.names:
         inputs = [table.find(training.names[position]) for position in wanted.inputs]
         targets = [name for position in wanted.targets if (name := training.names[position]) in table.positions]
-        if request.with_targets and 0 < len(targets) < len(wanted.targets):
+        if request.targets.wanted and 0 < len(targets) < len(wanted.targets):
             hint = "include all of them or none"
             raise UserError(f"{table.path} has some of the target columns of {training.path}, but not all", hint=hint)
         return Picked(table, inputs, list(map(table.find, targets)))
@@ -103,15 +105,32 @@ def _picked(request: ReadRequest, table: Columns, columns_of: Callable[[Path], C
     raise UserError(message, hint="use the same columns in both, or add a header line with their names to both")
 
 
+def _without_absent(spec: ColumnsSpec | None, table: Columns) -> ColumnsSpec | None:
+    """The choice of columns without a target and exclusions that the table does not have."""
+    if spec is None:
+        return None
+
+    def is_there(column: str | int) -> bool:
+        return column < table.width if isinstance(column, int) else table.names is None or column in table.positions
+
+    targets = list(filter(is_there, as_list(spec.target)))
+    if 0 < len(targets) < len(as_list(spec.target)):
+        hint = "include all of them or none"
+        raise UserError(f"{table.path} has some of the target columns, but not all: {targets}", hint=hint)
+    return spec.model_copy(
+        update={"target": targets or None, "exclude": list(filter(is_there, as_list(spec.exclude))) or None}
+    )
+
+
 def _pick(spec: ColumnsSpec | None, table: Columns) -> Picked:
     if spec is None:
         return Picked(table, list(range(table.width)), [])
-    targets = [table.find(column) for column in _as_list(spec.target)]
-    excluded = {table.find(column) for column in _as_list(spec.exclude)}
+    targets = [table.find(column) for column in as_list(spec.target)]
+    excluded = {table.find(column) for column in as_list(spec.exclude)}
     if spec.input == "rest":
         inputs = sorted(set(range(table.width)).difference(targets, excluded))
     else:
-        inputs = [table.find(column) for column in _as_list(spec.input)]
+        inputs = [table.find(column) for column in as_list(spec.input)]
     for position in excluded.intersection(targets + inputs):
         hint = "take it out of data.columns.exclude, or do not use it"
         raise UserError(f"{table.path}: column {table.label(position)} is excluded, but also used", hint=hint)
@@ -124,52 +143,74 @@ def _pick(spec: ColumnsSpec | None, table: Columns) -> Picked:
     return Picked(table, inputs, targets)
 
 
-def _as_list(value: str | int | list[str | int] | None) -> list[str | int]:
+def as_list(value: str | int | list[str | int] | dict[str, str | int] | None) -> list[str | int]:
+    if isinstance(value, dict):
+        return list(value.values())
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def read_csv(request: ReadRequest) -> Source:
-    """A comma-separated table of numbers, with or without a header line."""
+    """A comma-separated table of numbers, with or without a header line; class labels may be texts."""
     columns, rows, quoted = _survey(request.path)
     picked = pick_columns(request, columns, lambda path: _survey(path, only_header=True)[0])
+    _refuse_row_as_header(request, picked)
     order, split = picked.inputs + picked.targets, len(picked.inputs)
     refuse_if_larger(8 * rows * len(order), request.memory, str(request.path))
-    table = _parse(columns, rows, quoted, order)
     first_line = 1 if columns.names is None else 2
-    return picked.source(table[:, :split], table[:, split:], table.nbytes, first_line)
-
-
-def _lines(handle: TextIO, path: Path) -> Iterator[tuple[int, str]]:
-    # A bounded readline: a file without line breaks must not be read as one huge line.
-    number = 0
     try:
-        while line := handle.readline(LONGEST_LINE):
-            number += 1
-            if len(line) == LONGEST_LINE:
-                raise UserError(f"{path}: line {number} is longer than {LONGEST_LINE} characters", hint="is it csv?")
-            yield number, line
-    except UnicodeDecodeError as error:
-        hint = "save the file as UTF-8 csv"
-        raise UserError(f"{path}: not UTF-8 text after line {number} ({error.reason})", hint=hint) from None
+        if request.targets.classes is None or not picked.targets:  # else all labels are texts
+            table = _parse(columns, rows, quoted, order)
+            return picked.source(table[:, :split], table[:, split:], table.nbytes, first_line)
+    except (MemoryError, UserError):
+        raise
+    except Exception as error:  # numpy's message names neither the column nor the file
+        if not picked.targets:
+            raise _explained(columns, rows, picked.inputs, error) from None
+    return _with_odd_targets(request, picked, rows, quoted, first_line)
 
 
-def _cells(line: str, number: int, path: Path) -> list[str]:
+def _refuse_row_as_header(request: ReadRequest, picked: Picked) -> None:
+    """A row with texts, such as a label or an excluded name, is no header, and must not be lost as one."""
+    spec, names = request.columns, picked.columns.names
+    if spec is None or names is None:
+        return
+    columns = [*as_list(spec.target), *as_list(spec.exclude), *([] if spec.input == "rest" else as_list(spec.input))]
+    has_labels = request.targets.takes_labels and len(picked.targets) == 1
+    used = [*picked.inputs, *([] if has_labels else picked.targets)]
+    if any(isinstance(column, str) for column in columns) or any(number_in(names[i]) is None for i in used):
+        return
+    text = next(name for name in names if number_in(name) is None)
+    message = f"{picked.columns.path}: line 1 has numbers and the text '{text[:40]}': a header, or a row?"
+    raise UserError(message, hint="add a header line, and name the target in data.columns")
+
+
+def _with_odd_targets(request: ReadRequest, picked: Picked, rows: int, quoted: bool, first_line: int) -> Source:
+    """A table whose targets may be texts or missing."""
+    columns, positions = picked.columns, picked.targets
     try:
-        return [cell.strip() for cell in next(csv.reader([line]), [])]
-    except csv.Error as error:
-        raise UserError(f"{path}: line {number}: {error}", hint="expected comma-separated cells") from None
+        inputs = _parse(columns, rows, quoted, picked.inputs)
+    except (MemoryError, UserError):
+        raise
+    except Exception as error:
+        raise _explained(columns, rows, picked.inputs, error) from None
+    if request.targets.takes_labels and len(positions) == 1:
+        labels = read_labels(request, columns, rows, positions[0])
+        source = picked.source(inputs, inputs[:, :0], inputs.nbytes + labels.codes.nbytes, first_line)
+        return labelled_source(source, labels, request)
+    targets = read_incomplete(columns, rows, positions)
+    return picked.source(inputs, targets, inputs.nbytes + targets.nbytes, first_line)
 
 
 def _survey(path: Path, *, only_header: bool = False) -> tuple[Columns, int, bool]:
     """The columns, the number of rows, and whether cells are quoted; checks the number of cells in every line."""
     with path.open(encoding="utf-8-sig") as handle:
-        lines = _lines(handle, path)
+        lines = csv_lines(handle, path)
         _, line = next(lines, (0, ""))
-        first = _cells(line, 1, path)
+        first = cells_of(line, 1, path)
         if not any(first):
             found = "is empty" if not line else "starts with an empty line"
             raise UserError(f"{path} {found}", hint="expected a header or numbers in its first line")
-        header = not all(_number(cell) is not None or cell.lower() in MISSING_MARKS for cell in first)
+        header = not all(number_in(cell) is not None or cell.lower() in MISSING_MARKS for cell in first)
         columns = Columns(path, len(first), tuple(first) if header else None)
         rows, quoted = (0, False) if only_header else _count_rows(lines, columns)
     if header and rows == 0 and not only_header:
@@ -187,7 +228,7 @@ def _count_rows(lines: Iterator[tuple[int, str]], columns: Columns) -> tuple[int
             raise UserError(f"{path}: line {blank} is empty", hint="remove it: each line is a row")
         width = line.count(",") + 1
         if '"' in line:
-            quoted, width = True, len(_cells(line, number, path))
+            quoted, width = True, len(cells_of(line, number, path))
         if width != columns.width:
             hint = "cells are separated by commas; every line needs the same number"
             raise UserError(f"{path}: line {number} has {width} cells, the first line has {columns.width}", hint=hint)
@@ -196,41 +237,21 @@ def _count_rows(lines: Iterator[tuple[int, str]], columns: Columns) -> tuple[int
 
 
 def _parse(columns: Columns, rows: int, quoted: bool, order: list[int]) -> np.ndarray:
+    """The numbers of some columns; a ValueError if a cell is none."""
     dialect: dict[str, Any] = {"delimiter": ",", "comments": None, "quotechar": '"' if quoted else None}
     with columns.path.open(encoding="utf-8-sig") as handle:
         if columns.names is not None:
             handle.readline()
-        try:
-            table = np.loadtxt(handle, usecols=order, ndmin=2, max_rows=rows, **dialect)
-        except MemoryError:
-            raise
-        except Exception as error:
-            # numpy's message names neither the column nor the file: find the cell in a second, slow pass.
-            _refuse_bad_cell(columns, order)
-            raise UserError(f"{columns.path}: {error}", hint="expected numbers in every cell") from None
+        table = np.loadtxt(handle, usecols=order, ndmin=2, max_rows=rows, **dialect)
     if len(table) != rows:
-        hint = "close the quotes of each cell in its line; is another program writing the file?"
-        raise UserError(f"{columns.path} has {rows} lines of cells, but {len(table)} rows were read", hint=hint)
+        raise wrong_line_count(columns.path, rows, len(table))
     return table
 
 
-def _refuse_bad_cell(columns: Columns, order: list[int]) -> None:
-    path = columns.path
-    with path.open(encoding="utf-8-sig") as handle:
-        for number, line in _lines(handle, path):
-            if (columns.names and number == 1) or line.isspace():
-                continue
-            cells = _cells(line, number, path)
-            for position in sorted(order):
-                if _number(cell := cells[position]) is None:
-                    where = f"{path}: line {number}, column {columns.label(position)}"
-                    found = f"is '{cell[:40]}', expected a number" if cell else "is empty"
-                    hint = "fill it or encode it as a number, or exclude the column with data.columns"
-                    raise UserError(f"{where} {found}", hint=hint)
-
-
-def _number(cell: str) -> float | None:
-    try:
-        return None if "_" in cell else float(cell)  # Python reads 1_000 as a number; in a csv file it is text
-    except ValueError:
-        return None
+def _explained(columns: Columns, rows: int, order: list[int], error: Exception) -> UserError:
+    """The error that names the first wrong cell, found in a second, slow pass."""
+    for number, cells in table_rows(columns, rows):
+        for position in sorted(order):
+            if number_in(cells[position]) is None:
+                return bad_cell(columns, number, position, cells[position])
+    return UserError(f"{columns.path}: {error}", hint="expected numbers in every cell")

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...catalog import TASKS
 from ...errors import UserError
-from ..spec.data import FixedMeanStd, Moments, Transform
+from ..spec.preparing import FixedMeanStd, Moments, Transform
 
 RowStep = Callable[[np.ndarray], np.ndarray]
 Shape = tuple[int, ...]
@@ -32,10 +32,12 @@ class MeanStd:
 
 @dataclass(frozen=True)
 class Scales:
-    """The standardisation of inputs and targets; None if there is none."""
+    """What training rows settle: the standardisation of inputs and targets, classes of labels, `rest`; or None."""
 
     input: MeanStd | None
     target: MeanStd | None
+    classes: tuple[str, ...] | None = None
+    rest: tuple[str, ...] | None = None  # names of the input columns that the spec calls so
 
 
 @dataclass(frozen=True)

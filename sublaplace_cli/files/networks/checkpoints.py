@@ -13,9 +13,7 @@ from ...errors import UserError, suggestion
 from ...sizes import format_bytes
 from ..reading import check_header
 from . import containers
-
-State = dict[str, torch.Tensor]
-Names = Mapping[str, str]
+from .names import State, some
 
 USUAL_NAMES = ("state_dict", "model_state_dict", "model", "net", "weights")
 PICKLE_SUFFIXES = (".pt", ".pth", ".ckpt")
@@ -23,10 +21,8 @@ WEIGHTS_FILE = "weights (.safetensors, .pt, .pth or .ckpt)"
 RESAVE = "save only the weights, where the model's code is available: torch.save(model.state_dict(), 'weights.pt')"
 
 
-def load_state(
-    path: Path, *, key: str | None = None, strip_prefix: str | None = None, rename: Names | None = None, memory: int
-) -> State:
-    """The named CPU tensors in a .safetensors, .pt, .pth or .ckpt file."""
+def load_state(path: Path, *, key: str | None = None, memory: int) -> State:
+    """The named CPU tensors in a .safetensors, .pt, .pth or .ckpt file, under the names that they have there."""
     containers.check_file(path, WEIGHTS_FILE, memory)
     kind = _checked_kind(path)
     if kind == "safetensors":
@@ -39,7 +35,7 @@ def load_state(
     else:
         state = _find_state(path, _load_pickled(path, kind), key)
     _refuse_impossible(path, state, memory)
-    return _rename(path, _strip(path, state, strip_prefix), rename or {})
+    return state
 
 
 def _checked_kind(path: Path) -> str:
@@ -70,7 +66,7 @@ def _load_pickled(path: Path, kind: str) -> Any:
     with _damage_explained(path, "torch"):
         facts = _facts_of_zip(path) if kind == "zip" else _facts_of_legacy(path)
         if wanted := facts.needs_code():
-            message = f"{path}: loading it would run code, which is refused; it needs {_some(wanted)}"
+            message = f"{path}: loading it would run code, which is refused; it needs {some(wanted)}"
             raise UserError(message, hint=RESAVE)
         return torch.load(path, map_location="cpu", weights_only=True)
 
@@ -176,38 +172,3 @@ def _refuse_impossible(path: Path, state: State, memory: int) -> None:
             raise UserError(message, hint="save a contiguous copy: tensor.contiguous()")
         total += size
     containers.refuse_above(memory, total, f"{path}: its tensors need")
-
-
-def _strip(path: Path, state: State, prefix: str | None) -> State:
-    if not prefix:
-        return state
-    if not any(name.startswith(prefix) for name in state):
-        hint = f"the keys are {_some(list(state))}"
-        raise UserError(f"{path}: no key starts with strip_prefix '{prefix}'", hint=hint)
-    whole = prefix if prefix.endswith(".") else f"{prefix}."
-    # 'module' means 'module.' if keys continue that way
-    cut = whole if any(name.startswith(whole) for name in state) else prefix
-    return _with_new_names(path, state, {name: name.removeprefix(cut) for name in state}, "strip_prefix")
-
-
-def _rename(path: Path, state: State, rename: Names) -> State:
-    new_names = {name: name for name in state}
-    for old, new in sorted(rename.items(), key=lambda item: len(item[0])):  # the longest match wins
-        matches = [name for name in state if name.startswith(old)] if old.endswith(".") else [old] * (old in state)
-        if not matches:
-            raise UserError(f"{path}: rename '{old}' matches no key", hint=f"the keys are {_some(list(state))}")
-        new_names.update({name: new + name[len(old) :] for name in matches})
-    return _with_new_names(path, state, new_names, "rename")
-
-
-def _with_new_names(path: Path, state: State, new_names: Names, option: str) -> State:
-    renamed: State = {}
-    for name, tensor in state.items():
-        if new_names[name] in renamed:
-            raise UserError(f"{path}: after {option} two keys have the name '{new_names[name]}' (one was '{name}')")
-        renamed[new_names[name]] = tensor
-    return renamed
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:10]) + (f" ... and {len(names) - 10} more" if len(names) > 10 else "")

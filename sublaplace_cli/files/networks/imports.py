@@ -3,7 +3,7 @@
 import importlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from os.path import dirname
 from pathlib import Path
 from types import ModuleType
@@ -62,11 +62,13 @@ def load_function(target: str, field: str, allow_code: Sequence[str], spec_folde
 
 @contextmanager
 def _import_path(folder: Path) -> Iterator[None]:
+    """For the user's code: imports from `folder` too, and what it prints goes to stderr, as stdout is the result's."""
     entry = str(folder.resolve())
     sys.path.insert(0, entry)
     importlib.invalidate_caches()
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     finally:
         if entry in sys.path:
             sys.path.remove(entry)

@@ -1,8 +1,9 @@
 """A model of the spec → an nn.Module with its weights, in eval mode on the CPU."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,15 +11,16 @@ from torch import Tensor, nn
 
 from ... import catalog
 from ...architectures.binary_logodds import add_binary_logodds
+from ...core.network.trainable import chosen_parameters, train_only
 from ...errors import UserError
 from ..spec.models import BuildSpec, ModelSpec
 from .checkpoints import load_state
 from .containers import refuse_above
 from .exported import load_exported
+from .huggingface.network import OtherWeights, load_from_folder
 from .imports import build_imported
+from .names import COUNTER, named_for, suggested_rename
 
-# Added to each name by DataParallel, torch.compile and training frameworks.
-COMMON_PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.", "backbone.")
 HALF = (torch.float16, torch.bfloat16)
 NAMES_SHOWN = 10
 
@@ -47,11 +49,16 @@ def load_network(part: ModelSpec, source: NetworkSource, *, field: str, weights_
     if checkpoint is None and weights is not None:
         checkpoint = source.resolve(weights.path, f"{field}.weights.path")
     if checkpoint is not None:
-        options = {name: getattr(weights, name, None) for name in ("key", "strip_prefix", "rename")}
-        state = load_state(checkpoint, memory=source.memory, **options)
-    module, files = _build(part.build, source, field, weights=checkpoint is not None)
-    if checkpoint is not None:
-        fitting = _checked_weights(module, state, checkpoint, field, weights is None or weights.strict)
+        state = load_state(checkpoint, key=None if weights is None else weights.key, memory=source.memory)
+    is_folder = part.build.huggingface is not None
+    if is_folder:
+        module, files = _from_folder(part, source, field, checkpoint, state)
+    else:
+        module, files = _build(part.build, source, field, weights=checkpoint is not None)
+    chosen = None if part.trainable is None else chosen_parameters(module, part.trainable, f"{field}.trainable")
+    if checkpoint is not None and not is_folder:
+        state = named_for(module.state_dict(), state, checkpoint, weights)
+        fitting = _checked_weights(module, state, checkpoint, part, field, chosen or ())
         if any(parameter.is_meta for parameter in module.parameters()):
             # The sizes are known to be valid now; a second build gives the buffers their defaults.
             # The random initial values are overwritten: they must not advance the caller's random numbers.
@@ -63,14 +70,28 @@ def load_network(part: ModelSpec, source: NetworkSource, *, field: str, weights_
         elif any(parameter.dtype in HALF for parameter in module.parameters()):
             module.float()
         module.load_state_dict(fitting, strict=False)  # keeps requires_grad and ties
+    if checkpoint is not None:
         files = (*files, checkpoint)
     half = any(parameter.dtype in HALF for parameter in module.parameters())
     module = (module.float() if half else module.to("cpu")).eval()
+    if chosen is not None:
+        train_only(module, chosen)
     if part.wrap is not None:
         layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
         outputs = layers[-1].out_features if layers and part.build.arch is not None else None
         add_binary_logodds(module, part.wrap.binary_logodds.classes, outputs)
     return Network(module, files)
+
+
+def _from_folder(
+    part: ModelSpec, source: NetworkSource, field: str, checkpoint: Path | None, state: dict[str, Tensor]
+) -> tuple[nn.Module, tuple[Path, ...]]:
+    """A folder has its own weights, unless a checkpoint replaces them."""
+    other = None
+    if checkpoint is not None:
+        strict = part.weights is None or part.weights.strict
+        other = OtherWeights(checkpoint, state, strict, partial(named_for, path=checkpoint, options=part.weights))
+    return load_from_folder(part.build, field, source.resolve, source.memory, other)
 
 
 def _build(build: BuildSpec, source: NetworkSource, field: str, weights: bool) -> tuple[nn.Module, tuple[Path, ...]]:
@@ -95,14 +116,16 @@ def _build(build: BuildSpec, source: NetworkSource, field: str, weights: bool) -
 
 
 def _checked_weights(
-    module: nn.Module, state: Mapping[str, Tensor], path: Path, field: str, strict: bool
+    module: nn.Module, state: Mapping[str, Tensor], path: Path, part: ModelSpec, field: str, chosen: Collection[str]
 ) -> dict[str, Tensor]:
-    """The tensors of `state` under the module's names; one error lists everything that does not fit."""
-    expected = module.state_dict()
-    state = _without_prefix(state, expected)
+    """The tensors of `state` that the module has; one error lists everything that does not fit.
+
+    The `chosen` parameters must be there, even if the code of the network froze them.
+    """
+    expected, strict = module.state_dict(), part.weights is None or part.weights.strict
     found = {name: tensor for name, tensor in state.items() if name in expected}
     unexpected = [name for name in state if name not in expected] if strict else []
-    missing = _missing(module, found, strict)
+    missing = _missing(module, found, strict, chosen)
     wrong = [name for name, tensor in found.items() if tensor.shape != expected[name].shape]
     if missing or unexpected or wrong:
         problems = [
@@ -111,6 +134,10 @@ def _checked_weights(
             _listing("wrong shape", wrong, lambda n: f"{_shape(found[n])}, expected {_shape(expected[n])}"),
         ]
         lines = [f"{path}: the weights do not fit {field}.build", *filter(None, problems)]
+        unnamed = part.weights is None or not (part.weights.rename or part.weights.prefix)
+        if missing and unnamed and (rename := suggested_rename(state, expected)) is not None:
+            hint = "the shapes fit in this order; if the layers are the same ones: weights: {…, " + rename + "}"
+            raise UserError(lines, hint=hint)
         raise UserError(lines, hint=_hint(_fitting_prefix(state, expected), missing, unexpected, wrong))
     for name, tensor in found.items():
         if expected[name].is_floating_point() != tensor.is_floating_point():
@@ -123,21 +150,13 @@ def _checked_weights(
     return found
 
 
-def _without_prefix(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Drop prefixes common to all keys, one after the other, if that makes more names fit."""
-    current, candidates = state, [state]
-    while prefix := next((p for p in COMMON_PREFIXES if state and all(n.startswith(p) for n in current)), None):
-        current = {name.removeprefix(prefix): tensor for name, tensor in current.items()}
-        candidates.append(current)
-    return max(candidates, key=lambda names: sum(name in expected for name in names))
-
-
-def _missing(module: nn.Module, found: Mapping[str, Tensor], strict: bool) -> list[str]:
+def _missing(module: nn.Module, found: Mapping[str, Tensor], strict: bool, chosen: Collection[str]) -> list[str]:
     parameters = dict(module.named_parameters(remove_duplicate=False))
     # a tied parameter needs only one of its names
     present = {id(parameter) for name, parameter in parameters.items() if name in found}
-    needed = [name for name in module.state_dict() if strict or (name in parameters and parameters[name].requires_grad)]
-    needed = [name for name in needed if name not in found and not name.endswith("num_batches_tracked")]
+    trained = {name for name, parameter in parameters.items() if parameter.requires_grad} | {*chosen}
+    needed = [name for name in module.state_dict() if strict or name in trained]
+    needed = [name for name in needed if name not in found and not name.endswith(COUNTER)]
     return [name for name in needed if id(parameters.get(name)) not in present]
 
 

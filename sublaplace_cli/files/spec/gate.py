@@ -1,4 +1,4 @@
-"""`gate` of the spec: limits of metrics, for all rows (`w2: …`) or for one (`"full: w2": …`)."""
+"""`gate` of the spec: limits of metrics, for all rows (`w2: …`) or some (`"full: w2": …`, `"shifted/full: w2": …`)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
@@ -35,12 +35,12 @@ class MetricLimits(Part):
 
 
 def known_rows_and_metrics(value: object) -> object:
-    """Refuse keys that are neither METRIC nor ROW: METRIC."""
+    """Refuse keys that are neither METRIC nor [SET/]ROW: METRIC."""
     if not isinstance(value, Mapping):
         raise refuse(wrong("a mapping such as {w2: {max: 0.02}}", value))
     findings: list[Finding] = []
     for name, limits in value.items():
-        row, metric = split_row(str(name))
+        _, row, metric = split_row(str(name))
         if metric not in METRICS:
             advice = f"; {suggestion(metric, METRICS)}" if len(findings) < PROBLEMS_SHOWN else ""
             findings.append(Finding((name,), f"unknown metric{advice}", at_key=True))
@@ -58,11 +58,11 @@ def limits_of(gate: Mapping[str, MetricLimits] | None) -> list[Limit]:
     """The limits of a spec, in its order."""
     found = []
     for name, limits in (gate or {}).items():
-        row, metric = split_row(name)
+        on, row, metric = split_row(name)
         if limits.min is not None:
-            found.append(Limit(metric, "min", limits.min, row=row))
+            found.append(Limit(metric, "min", limits.min, row=row, set=on))
         if limits.max is not None:
-            found.append(Limit(metric, "max", limits.max, row=row))
+            found.append(Limit(metric, "max", limits.max, row=row, set=on))
         if limits.max_regression is not None:
-            found.append(Limit(metric, "max_regression", *regression_amount(limits.max_regression), row=row))
+            found.append(Limit(metric, "max_regression", *regression_amount(limits.max_regression), row=row, set=on))
     return found

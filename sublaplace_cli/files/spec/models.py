@@ -4,7 +4,7 @@ A model lists its keys; `rules` yields the problems between them. To add a key: 
 if it depends on another key, and a case to `tests/files/spec`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
@@ -13,7 +13,7 @@ from ...catalog import ARCHITECTURES, CALIBRATED, LINKS, OUTPUTS, RESCALES, TASK
 from .data import DataSpec
 from .gate import MetricLimits, known_rows_and_metrics
 from .part import Finding, Part, refuse, wrong
-from .values import Distinct, Index, Text, by_hand, each, is_number, mapping, matching, none_is, one_of, positive
+from .values import Distinct, Globs, Index, Text, by_hand, each, is_number, mapping, matching, none_is, one_of, positive
 
 _ONE_LOGIT_TASKS = " or ".join(name for name, facts in TASKS.items() if facts.one_logit)
 _SOFTMAX_TASKS = " or ".join(name for name, facts in TASKS.items() if facts.softmax)
@@ -21,26 +21,32 @@ _MEASURED_TASKS = " or ".join(name for name, facts in TASKS.items() if not facts
 _NOISE_TASKS = " or ".join(name for name, facts in TASKS.items() if facts.one_noise)
 _OUTPUT_NAMES = dict.fromkeys(outputs for _, outputs in OUTPUTS)
 _DOTTED = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
+WITH_WEIGHTS = ("exported", "huggingface")  # builds that bring their weights
 _IMPORT = matching(f"{_DOTTED}:{_DOTTED}", "a text like 'package.module:function'")
 
 
 class BuildSpec(Part):
-    """How the network is built: a built-in architecture, the user's function, or an exported file."""
+    """How the network is built: a built-in architecture, the user's function, an exported file or a folder."""
 
     arch: Annotated[str, one_of(ARCHITECTURES)] | None = None
     import_: Annotated[str, _IMPORT] | None = Field(default=None, alias="import")
     exported: Text | None = None
+    huggingface: Text | None = None  # a local folder
+    base: Text | None = None  # the folder of the base network, if the first one holds an adapter
     args: dict[str, Any] = Field(default_factory=dict)
 
     @classmethod
     def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
-        sources = [key for key in ("arch", "import", "exported") if raw.get(key) is not None]
+        sources = [key for key in ("arch", "import", "exported", "huggingface") if raw.get(key) is not None]
         misspelt = raw.keys() - set(cls.keys().values())
         if len(sources) > 1 or not (sources or misspelt):
             got = " and ".join(sources) or "none of them"
-            yield Finding((), f"expected exactly one of arch, import and exported, got {got}")
-        if "exported" in sources and raw.get("args"):
-            yield Finding(("args",), "an exported model takes no args", at_key=True)
+            yield Finding((), f"expected exactly one of arch, import, exported and huggingface, got {got}")
+        for key, what in (("exported", "an exported model"), ("huggingface", "a Hugging Face folder")):
+            if key in sources and raw.get("args"):
+                yield Finding(("args",), f"{what} takes no args", at_key=True)
+        if raw.get("base") is not None and "huggingface" not in sources:
+            yield Finding(("base",), "only together with huggingface", at_key=True)
 
 
 class WeightsSpec(Part):
@@ -50,7 +56,18 @@ class WeightsSpec(Part):
     key: Text | None = None
     strip_prefix: Text | None = None
     rename: dict[str, str] = Field(default_factory=dict)
+    prefix: Text | None = None
     strict: bool = True
+
+    @classmethod
+    def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
+        for old, new in mapping(raw.get("rename")).items():
+            stars = old.count("*") if isinstance(old, str) else 0
+            if isinstance(new, str) and stars != new.count("*"):
+                message = f"expected as many * in the new name as in the old one ({stars}), got {new.count('*')}"
+                yield Finding(("rename", old), message)
+            elif stars and any(part.count("*") > 1 for part in old.split(".")):
+                yield Finding(("rename", old), "expected at most one * between two dots", at_key=True)
 
 
 class LogOdds(Part):
@@ -72,12 +89,22 @@ class ModelSpec(Part):
     build: BuildSpec
     weights: WeightsSpec | None = None
     wrap: Wrap = None
+    trainable: Globs | None = None  # None: as the code of the network says
+
+    def name(self, checkpoints: Sequence[str] = ()) -> str:
+        """For people: how it is built, and from which file; `checkpoints` replace that of the spec."""
+        build = self.build.arch or self.build.import_ or self.build.exported or ""
+        paths = checkpoints or ([] if self.weights is None else [self.weights.path])
+        if len(paths) > 1:
+            return f"{build}, {len(paths)} checkpoints"
+        return f"{build}, {paths[0]}" if paths else build
 
     @classmethod
     def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
         build = mapping(raw.get("build"))  # a missing build is reported elsewhere
-        if raw.get("weights") is None and build and build.get("exported") is None:
-            yield Finding(("weights",), "this key is required, but missing (only build: {exported: ...} needs none)")
+        if raw.get("weights") is None and build and not any(build.get(key) for key in WITH_WEIGHTS):
+            needless = " and ".join(WITH_WEIGHTS)
+            yield Finding(("weights",), f"this key is required, but missing (only {needless} bring their own)")
 
 
 HeldOut = Literal["test", "validation"]
@@ -157,7 +184,8 @@ class OracleSpec(Part):
     def as_model(self, model: ModelSpec) -> ModelSpec:
         """The oracle's network; its build and its wrap are those of `model` unless the spec names others."""
         wrap = self.wrap if "wrap" in self.model_fields_set else model.wrap
-        return model.model_copy(update={"build": self.build or model.build, "weights": self.weights, "wrap": wrap})
+        update = {"build": self.build or model.build, "weights": self.weights, "wrap": wrap, "trainable": None}
+        return model.model_copy(update=update)
 
     @classmethod
     def rules(cls, raw: Mapping[str, Any]) -> Iterator[Finding]:
@@ -205,6 +233,17 @@ def _outputs_and_noise(raw: Mapping[str, Any], task: str, known: Task) -> Iterat
         yield Finding(("posterior", "noise_variance", "from"), f"there is no split '{split}'")
 
 
+def _classes_and_task(raw: Mapping[str, Any], task: str, known: Task) -> Iterator[Finding]:
+    """Labels need a task with classes, as many of them, and no wrap, which counts classes by number."""
+    classes = mapping(raw.get("data")).get("classes")
+    if not known.labels:
+        yield Finding(("data", "classes"), f"only for classes, but task is {task}", at_key=True)
+    elif mapping(mapping(raw.get("model")).get("wrap")):
+        yield Finding(("data", "classes"), "a wrap counts classes by number: store class numbers", at_key=True)
+    elif known.one_logit and isinstance(classes, list) and len(classes) > 2:
+        yield Finding(("data", "classes"), f"a {task} task has two classes, got {len(classes)}")
+
+
 class Spec(Part):
     """All of `sublaplace.yaml`."""
 
@@ -230,12 +269,19 @@ class Spec(Part):
         if known is not None and not known.softmax and mapping(posterior.get("hessian")):
             message = f"sampled is only for task {_SOFTMAX_TASKS}, but task is {task}"
             yield Finding(("posterior", "hessian"), message)
+        build = mapping(mapping(raw.get("model")).get("build"))
+        text = mapping(data.get("text"))
+        if text and text.get("tokenizer") is None and build and build.get("huggingface") is None:
+            message = "texts need a tokenizer: name its folder here, unless build: {huggingface: ...} brings one"
+            yield Finding(("data", "text", "tokenizer"), message)
         tuned = "tune" in mapping(posterior.get("prior_precision"))
         if tuned and splits.get("validation") is None and splits.get("test") is None:
             yield Finding(("posterior", "prior_precision"), "tune needs a split 'validation' or 'test' in data.splits")
         if known is not None and known.labels and mapping(data.get("standardise")).get("target", "none") != "none":
             message = f"only for task {_MEASURED_TASKS}, but task is {task}"
             yield Finding(("data", "standardise", "target"), message)
+        if known is not None and data.get("classes") is not None:
+            yield from _classes_and_task(raw, str(task), known)
         if known is not None and not known.labels and posterior.get("link") is not None:
             yield Finding(("posterior", "link"), f"only for classes, but task is {task}")
         if known is not None:

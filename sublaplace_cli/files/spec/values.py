@@ -125,6 +125,11 @@ def column(value: object) -> str | int:
     return text(value)
 
 
+def _globs(value: object) -> tuple[str, ...]:
+    found = one_or_list(text)([*value] if isinstance(value, tuple) else value)
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
 def _distinct(values: list[int]) -> list[int]:
     if not values:
         raise refuse("expected at least one item, got an empty list")
@@ -136,5 +141,7 @@ def _distinct(values: list[int]) -> list[int]:
 Index = Annotated[int, Field(ge=0)]
 Text = Annotated[str, by_hand(text)]
 Numbers = Annotated[float | list[float], by_hand(one_or_list(number))]
+Column = Annotated[str | int, by_hand(column)]
 ColumnNames = Annotated[str | int | list[str | int], by_hand(one_or_list(column))]
 Distinct = AfterValidator(_distinct)
+Globs = Annotated[tuple[str, ...], by_hand(_globs)]

@@ -43,7 +43,7 @@ def test_object_arrays_are_never_unpickled(folder: Path) -> None:
     for form in ("npz", "npy"):
         message = refusal(folder, format=form, path=f"o.{form}")
         assert "Python objects" in message
-        assert "numpy.savez" in message
+        assert "numpy.asarray(y, dtype=str)" in message
     np.save(folder / "s.npy", np.array(["a", "b"]))
     assert "not supported" in refusal(folder, format="npy", path="s.npy")
 

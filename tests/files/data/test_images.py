@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from files.data.data_cases import load, refusal, train, whole
 
-from sublaplace_cli.files.data.datasets import data_files
+from sublaplace_cli.files.data.datasets import Scales, data_files, load_splits
 from sublaplace_cli.files.spec.data import DataSpec
+from sublaplace_cli.files.spec.models import ModelSpec, Spec
 
 
 @pytest.fixture
@@ -45,11 +46,27 @@ def test_classes_are_numbered_by_the_training_folder(pictures: Path) -> None:
     (pictures / "p" / "cat").rename(pictures / "q" / "cat")
     (pictures / "p" / "cat").mkdir()
     splits = {"train": {}, "test": {"path": "q"}}
-    test = load(pictures, ("test",), splits=splits, **IMAGES)["test"]
-    assert test.targets is not None
+    test = load(pictures, ("train", "test"), splits=splits, **IMAGES)["test"]
     assert test.targets.tolist() == [2, 2]
+    assert test.classes == ("ant", "bee", "cat")
+    ordered = load(pictures, ("train", "test"), splits=splits, classes=["cat", "bee", "ant", "owl"], **IMAGES)
+    assert ordered["train"].targets.tolist() == [2, 2, 1, 1]
+    assert ordered["test"].targets.tolist() == [0, 0]
     (pictures / "q" / "cat").rename(pictures / "q" / "cow")
-    assert "class 'cow' is not among" in refusal(pictures, "test", splits=splits, **IMAGES)
+    message = refusal(pictures, "train", "test", splits=splits, **IMAGES)
+    assert "the label 'cow' is not one of the 3 classes" in message
+
+
+def test_classes_of_a_posterior_number_the_images(pictures: Path) -> None:
+    """The training folder is not read: without its classes, those of a folder that lacks one would shift."""
+    (pictures / "p" / "ant").rename(pictures / "ant")
+    splits = {"train": {"path": "-"}, "test": {"path": "p"}}
+    data = DataSpec.model_validate({"format": "imagefolder", "splits": splits})
+    spec = Spec.model_construct(task="multiclass", model=ModelSpec.model_construct(wrap=None), data=data)
+    scales = Scales(None, None, ("ant", "bee", "cat"))
+    test = load_splits(spec, ("test",), lambda value, _: pictures / value, 2**28, scales)["test"]
+    assert test.targets is not None
+    assert test.targets.tolist() == [1, 1, 2, 2]
 
 
 def test_ood_images_may_be_of_any_class(pictures: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 from files.data.data_cases import X, Y, refusal, train
 
 from sublaplace_cli.errors import RunError, UserError
-from sublaplace_cli.files.data import arrays, images, parquet
+from sublaplace_cli.files.data import arrays, images
+from sublaplace_cli.files.data.columnar import parquet
 from sublaplace_cli.files.reading import reading
 
 ERRORS = [
@@ -45,7 +46,7 @@ def test_our_own_errors_and_interruptions_pass(error: BaseException) -> None:
 
 
 def test_a_bug_outside_the_parser_is_not_hidden(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def bug(*_: object) -> None:
+    def bug(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
     pyarrow = pytest.importorskip("pyarrow")

@@ -133,7 +133,7 @@ def test_nan_and_infinity_are_named(folder: Path) -> None:
     assert "2 input values" in message
     assert "line 6, column 'b': nan; line 8, column 'c': inf" in message
     message = refusal(folder, splits={"train": {"rows": "7:"}}, **data)
-    assert "1 target value is not finite: line 10, column 'y': nan" in message
+    assert "split 'train': 1 of 13 rows have no target: line 10" in message
     assert len(train(folder, splits={"train": {"rows": ":4"}}, **data)) == 4
     x: np.ndarray = np.zeros((6, 2, 2), dtype=np.float32)
     x[1:] = np.nan

@@ -112,6 +112,17 @@ def test_excluded_columns_are_not_among_the_rest(folder: Path) -> None:
     np.testing.assert_array_equal(whole(test), X)
 
 
+def test_excluded_columns_of_parquet_may_hold_anything(tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    texts = {"id": [f"row {i}" for i in range(20)], "a": X[:, 0], "none": [None] * 20, "b": X[:, 1], "y": Y}
+    pq.write_table(pyarrow.table(texts), tmp_path / "t.parquet")
+    for excluded in (["id", "none"], [0, 2]):
+        split = train(tmp_path, format="parquet", path="t.parquet", columns={"target": "y", "exclude": excluded})
+        np.testing.assert_array_equal(whole(split), X[:, :2])
+
+
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sublaplace_cli.errors import UserError
 from sublaplace_cli.files.data import transforms
 from sublaplace_cli.files.data.transforms import Preparation, class_labels, compile_steps, measured_scale
-from sublaplace_cli.files.spec.data import FixedMeanStd, Moments, Normalise, Permute, Scale
+from sublaplace_cli.files.spec.preparing import FixedMeanStd, Moments, Normalise, Permute, Scale
 
 
 def scale(factor: float) -> Scale:

@@ -89,29 +89,6 @@ def test_nothing_there(tmp_path: Path) -> None:
             load_state(save(tmp_path / "m.pt", content), memory=MEMORY)
 
 
-def test_strip_and_rename(tmp_path: Path) -> None:
-    path = save(tmp_path / "m.pt", {"net.fc.weight": STATE["a.weight"], "net.fc.bias": STATE["a.bias"]})
-    for prefix in ("net.", "net"):
-        assert_state(load_state(path, strip_prefix=prefix, rename={"fc.": "a."}, memory=MEMORY))
-    both = {"net.fc.weight": "a.weight", "net.fc.bias": "a.bias"}
-    assert_state(load_state(path, rename=both, memory=MEMORY))
-    with pytest.raises(UserError, match=r"no key starts with strip_prefix 'nett.'"):
-        load_state(path, strip_prefix="nett.", memory=MEMORY)
-    with pytest.raises(UserError, match=r"matches no key"):
-        load_state(path, rename={"fc": "a"}, memory=MEMORY)
-    with pytest.raises(UserError, match=r"two keys have the name 'x'"):
-        load_state(path, rename={"net.fc.weight": "x", "net.fc.bias": "x"}, memory=MEMORY)
-
-
-def test_strip_prefix_may_not_merge_keys(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"two keys have the name 'w'"):
-        load_state(
-            save(tmp_path / "m.pt", {"m.w": torch.ones(1), "w": torch.ones(1)}),
-            strip_prefix="m.",
-            memory=9999,
-        )
-
-
 @pytest.mark.parametrize("legacy", [False, True])
 def test_code_is_named_and_never_run(tmp_path: Path, legacy: bool) -> None:
     trap = tmp_path / "ran"

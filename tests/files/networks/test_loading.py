@@ -24,11 +24,12 @@ MLP = {"in": 3, "hidden": [4], "out": 2}
 
 
 def build(**options: Any) -> SimpleNamespace:
-    return SimpleNamespace(**{"arch": None, "import_": None, "exported": None, "args": {}, **options})
+    kinds = dict.fromkeys(("arch", "import_", "exported", "huggingface"))
+    return SimpleNamespace(**{**kinds, "args": {}, **options})
 
 
 def weights(path: str = "m.pt", **options: Any) -> SimpleNamespace:
-    defaults = {"key": None, "strip_prefix": None, "rename": {}, "strict": True}
+    defaults = {"key": None, "strip_prefix": None, "rename": {}, "prefix": None, "strict": True}
     return SimpleNamespace(path=path, **{**defaults, **options})
 
 
@@ -39,8 +40,9 @@ def load(
     wrap: Any = None,
     allow_code: Sequence[str] = (),
     weights_path: Path | None = None,
+    trainable: tuple[str, ...] | None = None,
 ) -> Network:
-    part = SimpleNamespace(build=how, weights=state, wrap=wrap)
+    part = SimpleNamespace(build=how, weights=state, wrap=wrap, trainable=trainable)
     source = NetworkSource(lambda value, _: folder / value, allow_code, folder, memory=1 << 28)
     return load_network(part, source, field="model", weights_path=weights_path)
 

@@ -11,9 +11,11 @@ import pytest
 from spec_texts import MINIMAL, changed, load, with_data
 
 from sublaplace_cli.errors import UserError
-from sublaplace_cli.files.spec.data import DataSpec, FixedMeanStd, Normalise, Permute, Scale
+from sublaplace_cli.files.data.datasets import origin_of
+from sublaplace_cli.files.spec.data import DataSpec
 from sublaplace_cli.files.spec.loading import find_spec
 from sublaplace_cli.files.spec.models import NoiseFrom, Spec
+from sublaplace_cli.files.spec.preparing import FixedMeanStd, Normalise, Permute, Scale
 
 # the example of the contract, without what is not built yet
 FULL = """\
@@ -187,6 +189,25 @@ def test_one_set_of_ood_rows_or_several_by_name(tmp_path: Path, ood: str, names:
     assert list(data.named_splits) == ["test", *names]
     again = DataSpec.model_validate(data.model_dump(by_alias=True))
     assert again == data
+
+
+@pytest.mark.parametrize(
+    ("test", "sets"),
+    [
+        ("{rows: '2:'}", {"test": None}),
+        ("{path: b.csv, n: 3}", {"test": None}),
+        ("{clean: {rows: '2:'}, shifted: {path: b.csv}}", {"test.clean": "clean", "test.shifted": "shifted"}),
+        ("{train: {path: b.csv}}", {"test.train": "train"}),
+        ("", {}),
+    ],
+)
+def test_one_set_of_test_rows_or_several_by_name(tmp_path: Path, test: str, sets: dict[str, str | None]) -> None:
+    data = load(tmp_path, with_data(f"splits: {{test: {test}, ood: {{rows: '1:'}}}}")).spec.data
+    assert data.test_sets == sets
+    assert list(data.named_splits) == [*sets, "ood"]
+    assert DataSpec.model_validate(data.model_dump(by_alias=True)) == data
+    if sets:
+        assert origin_of(data, "test") == next(iter(sets))
 
 
 def test_arrays_and_paths_of_splits(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from pydantic import ValidationError
 from spec_texts import changed, problems, with_data, with_top
 
 from sublaplace_cli.catalog import TASKS
-from sublaplace_cli.files.spec.data import FixedMeanStd, Moments, Permute, Scale, SplitSpec
 from sublaplace_cli.files.spec.loading import load_spec
 from sublaplace_cli.files.spec.part import Part
+from sublaplace_cli.files.spec.preparing import FixedMeanStd, Moments, Permute, Scale
+from sublaplace_cli.files.spec.splits import SplitSpec
 
 INF, NAN = float("inf"), float("nan")
 REQUIRED = "this key is required, but missing"
@@ -26,7 +27,7 @@ CHANGED = [
     (changed("  path: rows.csv\n", ""), f"7:3: data.path: {REQUIRED}"),
     (
         changed("  weights: {path: model.safetensors}\n", ""),
-        f"4:3: model.weights: {REQUIRED} (only build: {{exported: ...}} needs none)",
+        f"4:3: model.weights: {REQUIRED} (only exported and huggingface bring their own)",
     ),
     (changed("{path: model.safetensors}", "{}"), f"5:12: model.weights.path: {REQUIRED}"),
     (changed("rows.csv", "7"), "8:9: data.path: expected a text, got the number 7"),
@@ -43,11 +44,38 @@ CHANGED = [
     ),
     (
         changed("arch: mlp", "arch: mlp, exported: m.pt2").replace("{in: 10, hidden: [50, 50], out: 1}", "{}"),
-        "4:10: model.build: expected exactly one of arch, import and exported, got arch and exported",
+        "4:10: model.build: expected exactly one of arch, import, exported and huggingface, got arch and exported",
     ),
     (
         changed("arch: mlp, ", ""),
-        "4:10: model.build: expected exactly one of arch, import and exported, got none of them",
+        "4:10: model.build: expected exactly one of arch, import, exported and huggingface, got none of them",
+    ),
+    (changed("arch: mlp", "huggingface: bert"), "4:30: model.build.args: a Hugging Face folder takes no args"),
+    (changed("arch: mlp", "base: bert, arch: mlp"), "4:11: model.build.base: only together with huggingface"),
+    (
+        changed("csv\n", "csv\n", with_data("text: {column: review}")),
+        "9:9: data.text.tokenizer: texts need a tokenizer: name its folder here, unless build: {huggingface: ...} "
+        "brings one",
+    ),
+    (
+        changed("csv\n", "csv\n", with_data("text: {column: review, tokenizer: t, max_length: 0}")),
+        "9:52: data.text.max_length: expected a number of at least 1, got the number 0",
+    ),
+    (
+        changed("csv\n", "csv\n", with_data("columns: {input: a, target: y}\n  text: {column: b, tokenizer: t}")),
+        "9:13: data.columns.input: not together with text, which is the only input",
+    ),
+    (
+        changed("csv\n", "csv\n", with_data("transforms: [{scale: 2}]\n  text: {column: b, tokenizer: t}")),
+        "9:3: data.transforms: not together with text",
+    ),
+    (
+        changed("csv\n", "csv\n", with_data("standardise: {input: from-train}\n  text: {column: b, tokenizer: t}")),
+        "9:17: data.standardise.input: not together with text",
+    ),
+    (
+        changed("csv\n", "npz\n", with_data("text: {column: review, tokenizer: t}")),
+        "9:3: data.text: only for the formats csv and parquet, but format is npz",
     ),
     (changed("arch: mlp", "exported: m.pt2"), "4:28: model.build.args: an exported model takes no args"),
     (
@@ -56,7 +84,7 @@ CHANGED = [
     ),
     (
         changed("csv\n", "npz\n", with_data("columns: {target: y}")),
-        "9:3: data.columns: only for the formats csv and parquet and npy, but format is npz",
+        "9:3: data.columns: only for the formats csv and parquet and arrow and npy, but format is npz",
     ),
     (
         changed("format: csv", "format: npz", with_data("arrays: {input: 1}")),
@@ -149,6 +177,16 @@ splits: {ood: {near: {path: b.csv, seed: -1}}}
     9:44: data.splits.ood.near.seed: expected a number of at least 0, got the number -1
 splits: {ood: {'a b': {path: b.csv}}}
     9:18: data.splits.ood.a b: expected a name of at most 40 letters, digits and _, with no digit first
+splits: {test: {clean: {rows: '1:'}, shifted: b.csv}}
+    9:49: data.splits.test.shifted: expected a mapping, got the text "b.csv"
+splits: {test: {'a/b': {path: b.csv}}}
+    9:19: data.splits.test.a/b: expected a name of at most 40 letters, digits and _, with no digit first
+splits: {test: {clean: {same_as: train}}}
+    9:27: data.splits.test.clean.same_as: a set with a name has rows of its own: path, rows or indices
+splits: {test: {clean: {path: b.csv, arrays: {input: x}}}}
+    9:40: data.splits.test.clean.arrays: only for the formats npz and safetensors, but format is csv
+splits: {test: {clean: {rows: '1:'}, path: b.csv}}
+    9:19: data.splits.test.clean: unknown key; available: arrays, indices, n, path, rows, same_as, seed
 splits: {ood: {same_as: train}}
     9:18: data.splits.ood.same_as: rows of another split are not out of distribution
 splits: {ood: {near: {path: b.csv, arrays: {input: x}}}}
@@ -188,7 +226,7 @@ oracle: {array: f}
 oracle: {predictions: p.npz, weights: {path: a}}
     9:9: oracle: expected either a model or predictions, got predictions and weights
 oracle: {wrap: none}
-    9:9: oracle.weights: this key is required, but missing (only build: {exported: ...} needs none)
+    9:9: oracle.weights: this key is required, but missing (only exported and huggingface bring their own)
 """
 
 

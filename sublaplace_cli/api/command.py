@@ -28,7 +28,7 @@ def run_command(command: str, *, reporter: Reporter | None = None, **options: An
     spec = load_spec(job.project.spec or find_spec(Path.cwd()))
     outcome = run_job(job, spec, Silent() if reporter is None else reporter)
     if not job.compute.dry_run:
-        write_files(job.outputs, outcome, spec.text)
+        write_files(job, outcome, spec)
     return outcome.answer.as_dict()
 
 

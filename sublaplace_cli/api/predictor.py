@@ -2,7 +2,7 @@
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,8 +25,9 @@ from ..files.data.datasets import Preparation
 from ..files.data.transforms import compile_steps
 from ..files.reading import reading
 from ..files.spec.data import DataSpec
-from ..run.posteriors.fitting import Fitted, open_posterior, read_fitted, read_prior, scales_of
-from ..run.project import parameter_table
+from ..run.identity.network import require_same_function
+from ..run.identity.run_identity import parameter_table
+from ..run.posteriors.fitting import FIT_AGAIN, OLDER, Fitted, open_posterior, read_fitted, read_prior, scales_of
 from ..run.rows.passes import parts_of
 
 ROWS_PER_PASS = 256
@@ -39,14 +40,15 @@ class Predictor:
     def __init__(self, artifact: Artifact, model: nn.Module) -> None:
         meta = artifact.meta
         self._artifact, self._lock = artifact, threading.Lock()
-        self._model = copy.deepcopy(model).eval()  # a copy: the caller's network gets no hooks
+        self._model = _like_the_table(model, meta["parameters"]).eval()
         self._parameter = next(self._model.parameters())
         wrap = meta["spec"]["model"].get("wrap")
         if wrap is not None:
             add_binary_logodds(self._model, wrap["binary-logodds"]["classes"])
         self._shapes = [tuple(shape) for shape in meta["serving"]["row_shapes"]]
         self._prepare = _preparation(artifact, self._shapes, meta["serving"]["integers_as_floats"])
-        self._target = scales_of(artifact).target
+        found = scales_of(artifact)
+        self._target, self.classes = found.target, found.classes  # labels by class number; None: they are numbers
         likelihood = load(task_of(meta["spec"]["task"], meta["spec"].get("outputs")).entry)()
         likelihood = likelihood if meta["link"] is None else likelihood.with_link(meta["link"])
         noise = meta["noise_variance"]
@@ -115,6 +117,7 @@ class Predictor:
     def _prepare_pass(self, inputs: Inputs) -> Callable[[Inputs], Gaussian]:
         """Check the network on a few rows, read the posterior, and return inputs → outputs."""
         artifact, device = self._artifact, self._parameter.device
+        require_same_function(artifact, self._model, inputs, str(artifact.path))
         memory = int(devices.free_memory(device) * devices.SAFE_SHARE)
         layout = Layout.of(self._model)
         capture = prepare_capture(self._model, layout, evenly_spaced(inputs, SAMPLE_ROWS), memory)
@@ -124,6 +127,16 @@ class Predictor:
             return partial(_all_columns, capture, fitted, read_prior(artifact, layout, device)[1])
         columns, covariance = ColumnPass(capture, fitted.posterior.indices), fitted.posterior.serving_covariance
         return partial(_some_columns, columns, covariance(capture.n_outputs), fitted)
+
+
+def _like_the_table(model: nn.Module, table: Sequence[tuple[str, list[int], int]]) -> nn.Module:
+    """A copy whose trainable parameters are those of the posterior: the caller's network is left alone."""
+    copied, names = copy.deepcopy(model), {name for name, *_ in table}
+    for name, parameter in copied.named_parameters():
+        parameter.requires_grad_(name in names)
+    if parameter_table(Layout.of(copied)) != [list(row) for row in table]:
+        raise UserError("the parameter table of the posterior is not that of this network")
+    return copied
 
 
 def _some_columns(
@@ -158,10 +171,9 @@ def load_predictor(path: str | Path, model: nn.Module) -> Predictor:
     artifact = open_posterior(Path(path), str(path))
     meta = artifact.meta
     if "serving" not in meta:
-        raise UserError(
-            f"{path}: it was written by an older version", hint="fit it again with: sublaplace fit --recompute"
-        )
-    if meta["parameters"] != parameter_table(Layout.of(model)):
+        raise UserError(f"{path}: {OLDER}", hint=FIT_AGAIN)
+    own = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    if any(own.get(name) != shape for name, shape, _ in meta["parameters"]):
         raise UserError(f"{path}: its parameter table is not that of this network")
     if meta["serving"]["network_sha256"] != network_digest(model):
         raise UserError(f"{path}: it was fitted for other weights", hint="load the checkpoint that it was fitted for")

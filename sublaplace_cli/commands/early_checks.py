@@ -1,12 +1,17 @@
 """Checks of the options and the run before any computation."""
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 
 from ..catalog import load_check
 from ..core.selectors import SelectorFacts
 from ..core.tuning.conformal import least_rows
 from ..errors import Reason, RunError, UserError
+from ..files.data.datasets import Split
+from ..files.data.labels import described
 from ..files.networks.imports import load_function
+from ..results.limits import Limit
 from ..run.job import Choice, Job
 from ..run.output_files import check_predictions, protect_inputs
 from ..run.project import ADD_VALIDATION
@@ -37,11 +42,25 @@ def check_sweep(job: Job) -> None:
 def check_run(run: Run) -> None:
     """Checks that need the network and the data: choices, output files, pictures."""
     protect_inputs(run)
+    has_fixed_order = run.project.spec.data.classes is not None or run.job.posterior.posterior is not None
+    rows = run.split("test" if run.job.command == "evaluate" else "train")
+    for note in _note_on_labels(rows, has_fixed_order):
+        run.reporter.note(note)
+    if run.job.project.test_files and run.project.loaded.spec.data.test_sets:
+        run.reporter.note("--test replaces the test rows of the spec; to compare with their file, name it too")
+    for own in run.tests if run.job.command == "evaluate" else ():
+        if run.split(own.split).targets is None:
+            missing = "metrics that compare with them are missing"
+            run.reporter.note(f"the {own.split} rows have no targets: {missing}")
     for choice in run.choices:
         _check_choice(run, choice)
     _check_posterior(run)
     if run.job.command == "evaluate":
-        _check_covariances(len(run.split("test")), run.passes.n_outputs, run.memory)
+        n_rows = sum(len(run.split(own.split)) for own in run.tests)
+        _check_covariances(n_rows, run.passes.n_outputs, run.memory)
+    if run.job.outputs.predictions is not None:
+        check_predictions(run.job.outputs.predictions, 1, len(run.tests))
+    _check_limits(run.job.limits, [own.name for own in run.tests if own.name is not None])
     if run.job.posterior.conformal is not None:
         _check_conformal(run, run.job.posterior.conformal, run.job.posterior.conformal_by)
     kind = run.job.outputs.plot_kind
@@ -51,6 +70,22 @@ def check_run(run: Run) -> None:
         raise UserError("--plot-kind ood: there is no split ood in the spec", hint="add data.splits.ood")
     if kind in ("calibration", "risk-coverage") and run.split("test").targets is None:
         raise UserError(f"--plot-kind {kind}: the test rows have no targets")
+
+
+def _note_on_labels(split: Split, has_fixed_order: bool) -> Iterator[str]:
+    """Which number each label got."""
+    if split.classes is not None:
+        order = "; sorted: if the network's outputs are in another order, set data.classes"
+        yield f"class labels: {described(split.classes)}{'' if has_fixed_order else order}"
+
+
+def _check_limits(limits: Sequence[Limit], names: Sequence[str]) -> None:
+    """A limit of the command line that names a set of test rows must be about one of those that are there."""
+    for limit in limits:
+        if limit.set is not None and (len(names) < 2 or limit.set not in names):
+            found = f"the sets are {', '.join(names)}" if len(names) > 1 else "there is one set only"
+            hint = "name sets with --test NAME=FILE or data.splits.test" if len(names) < 2 else None
+            raise UserError(f"a limit names the set of test rows '{limit.set}', but {found}", hint=hint)
 
 
 def _check_choice(run: Run, choice: Choice) -> None:

@@ -2,248 +2,196 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
 
 from ..catalog import load
-from ..core.gaussian import Gaussian
-from ..core.posterior.bounds import Bracket, bracket, require_not_larger
+from ..core.posterior.bounds import Bracket, bracket
 from ..core.prediction import Absent, Comparison, OodSet, Prediction
-from ..files.artifacts.run_folder import file_stem
-from ..results.result import References, Result
-from ..run.input_files import oracle_outputs
+from ..files.spec.splits import TEST
+from ..run.input_files import OracleOutputs, oracle_outputs
 from ..run.job import Choice
-from ..run.posteriors.calibration import TEMPERATURE, at_other_rows, calibrated, rivals
-from ..run.posteriors.conformal import conformal_details, conformal_of_all
+from ..run.posteriors.calibration import TEMPERATURE, HeldOut, at_other_rows, calibrated, rivals
+from ..run.posteriors.conformal import conformal_of_all
 from ..run.posteriors.cross_fitting import fold_problems, joined_folds
-from ..run.posteriors.fitting import paths, variant
+from ..run.posteriors.fitting import paths
 from ..run.posteriors.predictions import predict
-from ..run.problem import Problem, open_problem
+from ..run.problem import PredictedRows, Problem, open_problem
 from ..run.references import ReferenceInputs
+from ..run.references.beside import beside
 from ..run.references.full import full_prediction
+from ..run.rows.test_sets import TestSet
 from ..run.run import Run
 from ..run.selections import Chosen, select
-from .scoring.measuring import measured_row, setup_of
-from .scoring.ood import by_set
-from .scoring.review import review
-from .scoring.sanity import sanity
-from .scoring.verdict import verdict
+from .scoring.outcome import NO_OOD, Evaluation, ScoredSet, full_rows, result_of
+from .scoring.theorem1 import check_theorem_1
 
-DEFAULT_FULL_ROWS = 4000
-NO_OOD = "no split ood in the spec"
+# The sub-network of each choice, the prediction of the first test rows if it is there already, or None.
+Choices = Mapping[Choice, Chosen | Prediction | None]
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """The result, and the predictions behind each of its rows."""
+class _Compared:
+    """A set of test rows with what methods are compared with there."""
 
-    result: Result
-    predictions: tuple[Prediction, ...]
+    test: TestSet
+    rows: PredictedRows
+    parts: Sequence[Problem]  # by fold of these rows, if each has a prior of its own
+    fulls: Sequence[Prediction]  # of the full posterior: of all rows, then by fold; empty if it is not wanted
+    full: Prediction | None  # the one that counts
     known: Comparison
-    rivals: tuple[Prediction, ...] = ()  # shown beside them
+
+
+@dataclass(frozen=True)
+class _Predicted:
+    """Every method at a set of test rows, before a calibration."""
+
+    test: TestSet
+    rows: PredictedRows
+    methods: tuple[Prediction, ...]
+    full: Prediction | None
+    known: Comparison
+    bounds: Bracket | None  # of the full posterior
+    with_one_prior: Mapping[str, Prediction]  # by name; others than `methods` if each fold of the rows has its own
+
+
+@dataclass(frozen=True)
+class _Elsewhere:
+    """Every method at a set of out-of-distribution rows, before a calibration."""
+
+    name: str
+    rows: PredictedRows
+    methods: Mapping[str, Prediction]
 
 
 def evaluate(run: Run) -> Evaluation:
-    """Rows → Ω → select → fit → predict → calibrate → score."""
-    oracle = oracle_outputs(run)  # first: a wrong oracle must fail before the long work
+    """Rows → Ω → select → fit → predict → calibrate → score; fitted once for all sets of test rows."""
+    oracles = [(test, oracle_outputs(run, test)) for test in run.tests]  # first: a wrong one fails before the long work
     problem = open_problem(run)
-    test = problem.predicted("test")
-    known = Comparison(
-        likelihood=problem.hyperparameters.likelihood,
-        n_train=len(run.split("train")),
-        targets=test.targets,
-        oracle=oracle,
-        std_full=None,
-        absent=Absent(full="--full none", oracle="no oracle in the spec", ood=NO_OOD),
-    )
-    parts = fold_problems(problem)
-    full = None
-    if run.job.predicts_with_full:
-        each = [full_prediction(own, own.predicted("test"), known) for own in (problem, *parts)]
-        full = known.about_targets(joined_folds(*each))
-    if full is not None and full.freedom is not None and run.job.compares_with_full:
-        known = replace(known, std_full=full.std, full_ipv=known.ipv(full.freedom))
-    subnets = [choice for choice in run.choices if choice.call.selects]
-    chosen = select(problem, subnets) if subnets else {}
-    whole, *by_fold = (_predictions(own, chosen, known, full) for own in (problem, *parts))
-    plain = tuple(joined_folds(*each) for each in zip(whole, *by_fold, strict=True))
-    _check_theorem_1(problem, plain, full)
-    bounds = _bounds(problem, plain)
-    if bounds is not None:
-        absent = replace(known.absent, full="--full bracket: it lies between w2_low and w2_high")
-        low, high = (each.sqrt()[:, problem.means] for each in (bounds.low, bounds.high))
-        known = replace(known, std_bounds=(low, high), absent=absent)
-    there = _held_out(problem, plain, chosen, known, full)
-    predictions = tuple(calibrated(problem, own, there[own.name]) for own in plain)
-    shown = [known.about_targets(rival) for rival in rivals(problem, predictions)]
-    judged = [*predictions, *shown, *([] if full is None else [full])]
-    if run.job.posterior.conformal is not None:
-        known = replace(known, conformal=conformal_of_all(problem, judged, there))
-    known = replace(known, ood=_ood_sets(problem, chosen, known, judged))
-    result = _result(problem, predictions, shown, known, full, bounds)
-    result = replace(result, details={**sanity(problem), **result.details})
+    compared = [_compared(problem, test, oracle) for test, oracle in oracles]  # before the rest: it takes longest
+    chosen = _chosen(problem)
+    sets = [_predicted(problem, chosen, own) for own in compared]
+    validation = _at_validation(problem, chosen, sets[0].known)
+    ood = [_elsewhere(problem, chosen, sets[0].known, *each) for each in run.project.spec.data.ood_sets.items()]
+    scored = []
+    for own in sets:
+        # Other sets have the numbers that a stored posterior keeps: those of all rows of the first set together.
+        here = own.methods if own is sets[0] else tuple(sets[0].with_one_prior.values())
+        held_out = HeldOut.of(problem, here if validation is None else validation, own.test)
+        scored.append(_scored(problem, own, held_out, ood))
+    result = result_of(problem, scored)
     for row in result.rows:
         if "retained" in row.why and row.value("retained") is not None:
             run.reporter.note(f"{row.name}: retained is {row.value('retained'):.3g}, {row.why['retained']}")
-    return Evaluation(result, predictions, known, tuple(shown))
+    return Evaluation(result, tuple(scored))
+
+
+def _chosen(problem: Problem) -> Choices:
+    """Every choice in the order asked for, then the references beside them."""
+    subnets = [choice for choice in problem.run.choices if choice.call.selects]
+    chosen = select(problem, subnets) if subnets else {}
+    return {choice: chosen.get(choice) for choice in problem.run.choices} | beside(problem)
 
 
 def _predictions(
     problem: Problem,
-    chosen: Mapping[Choice, Chosen],
+    chosen: Choices,
     known: Comparison,
     full: Prediction | None,
-    split: str = "test",
+    split: str,
 ) -> tuple[Prediction, ...]:
-    """Of every choice at the rows of a split, in the order asked for."""
+    """Of every choice at the rows of a split, in their order."""
     rows = problem.predicted(split)
+    subnets = {choice: own for choice, own in chosen.items() if isinstance(own, Chosen)}
     predictions: dict[Choice, Prediction] = {}
-    for path in paths(list(chosen.values())):
+    for path in paths(list(subnets.values())):
         made = predict(problem, path, rows, known)
         by_digest = {own.digest: prediction for own, prediction in zip(path, made, strict=True)}
-        predictions |= {choice: by_digest[own.digest] for choice, own in chosen.items() if own.digest in by_digest}
-    for choice in problem.run.choices:
-        if not choice.call.selects:
+        predictions |= {choice: by_digest[own.digest] for choice, own in subnets.items() if own.digest in by_digest}
+    for choice, own in chosen.items():
+        if isinstance(own, Prediction) and rows.split == problem.predicted(TEST).split:
+            predictions[choice] = own
+        elif not choice.call.selects:
             inputs = ReferenceInputs(choice.call.name, problem, rows, full)
             predictions[choice] = load(choice.call.method.entry)(inputs)
-    return tuple(known.about_targets(predictions[choice]) for choice in problem.run.choices)
+    return tuple(known.about_targets(predictions[choice]) for choice in chosen)
 
 
-def _held_out(
-    problem: Problem,
-    plain: tuple[Prediction, ...],
-    chosen: Mapping[Choice, Chosen],
-    known: Comparison,
-    full: Prediction | None,
-) -> dict[str, Prediction]:
-    """Every method at the held-out rows, by name, before a calibration; at the test rows if no others are needed."""
+def _compared(problem: Problem, test: TestSet, oracle: OracleOutputs) -> _Compared:
+    """A tuned prior may differ by fold: in the rows that it was tuned on, which are those of the first set."""
+    run, rows = problem.run, problem.predicted(test.split)
+    parts = fold_problems(problem) if test == run.tests[0] else []
+    known = Comparison(
+        likelihood=problem.hyperparameters.likelihood,
+        n_train=len(run.split("train")),
+        targets=rows.targets,
+        oracle=oracle.f,
+        std_full=None,
+        absent=Absent(full="--full none", oracle=oracle.missing, ood=NO_OOD),
+    )
+    full, fulls = None, list[Prediction]()
+    if run.job.predicts_with_full:
+        fulls = [full_prediction(own, own.predicted(test.split), known) for own in (problem, *parts)]
+        full = known.about_targets(joined_folds(*fulls))
+    if full is not None and full.freedom is not None and run.job.compares_with_full:
+        known = replace(known, std_full=full.std, full_ipv=known.ipv(full.freedom))
+    return _Compared(test, rows, parts, fulls, full, known)
+
+
+def _predicted(problem: Problem, chosen: Choices, compared: _Compared) -> _Predicted:
+    test, rows, full, known = compared.test, compared.rows, compared.full, compared.known
+    each_problem = (problem, *compared.parts)
+    whole, *by_fold = (_predictions(own, chosen, known, full, test.split) for own in each_problem)
+    methods = tuple(joined_folds(*each) for each in zip(whole, *by_fold, strict=True))
+    check_theorem_1(rows, methods, full)
+    bounds = _bounds(problem, rows, methods)
+    if bounds is not None:
+        absent = replace(known.absent, full="--full bracket: it lies between w2_low and w2_high")
+        low, high = (each.sqrt()[:, problem.means] for each in (bounds.low, bounds.high))
+        known = replace(known, std_bounds=(low, high), absent=absent)
+    with_one_prior = {each.name: each for each in (*whole, *compared.fulls[:1])}
+    return _Predicted(test, rows, methods, full, known, bounds, with_one_prior)
+
+
+def _at_validation(problem: Problem, chosen: Choices, known: Comparison) -> tuple[Prediction, ...] | None:
+    """Every method at the validation rows, before a calibration; None if no number is fitted to them."""
     run, conformal = problem.run, problem.run.job.posterior.conformal is not None
-    needed = conformal or run.calibrates or any(prediction.method == TEMPERATURE for prediction in plain)
-    if not needed or run.held_out == "test":
-        return {prediction.name: prediction for prediction in plain}
-    needs_full = (conformal and full is not None) or any(choice.call.is_full for choice in run.choices)
-    full_there = full_prediction(problem, problem.held_out, known) if needs_full else None
-    found = _predictions(problem, chosen, known, full_there, run.held_out)
-    return {each.name: each for each in (*found, full_there) if each is not None}
+    needed = conformal or run.calibrates or any(choice.call.name == TEMPERATURE for choice in run.choices)
+    if not needed or run.held_out == TEST:
+        return None
+    needs_full = (conformal and run.job.predicts_with_full) or any(choice.call.is_full for choice in run.choices)
+    full = full_prediction(problem, problem.held_out, known) if needs_full else None
+    found = _predictions(problem, chosen, known, full, run.held_out)
+    return found if full is None else (*found, full)
 
 
-def _ood_sets(
-    problem: Problem, chosen: Mapping[Choice, Chosen], known: Comparison, judged: Sequence[Prediction]
-) -> tuple[OodSet, ...]:
-    """Every prediction at the rows of each set."""
-    sets = problem.run.project.spec.data.ood_sets
-    test = {each.outputs: each.comparable for each in judged}
-    if sets and problem.hyperparameters.by_fold:  # priors that differ by fold would disturb the order of the rows
-        test = _common(problem, chosen, known, judged, "test")
-    return tuple(OodSet(name, test, _common(problem, chosen, known, judged, split)) for split, name in sets.items())
-
-
-def _common(
-    problem: Problem, chosen: Mapping[Choice, Chosen], known: Comparison, judged: Sequence[Prediction], split: str
-) -> dict[Gaussian, Gaussian]:
-    """Each prediction at the rows of a split, with one prior and one factor for all rows."""
+def _elsewhere(problem: Problem, chosen: Choices, known: Comparison, split: str, name: str) -> _Elsewhere:
     rows = problem.predicted(split)
     full = full_prediction(problem, rows, known) if problem.run.job.predicts_with_full else None
     found = [*_predictions(problem, chosen, known, full, split), *([] if full is None else [full])]
-    return at_other_rows(judged, {each.name: each for each in found}, rows.f)
+    return _Elsewhere(name, rows, {each.name: each for each in found})
 
 
-def full_rows(run: Run) -> int:
-    """Training rows of each full posterior that is an upper bound."""
-    return min(run.job.posterior.full_rows or DEFAULT_FULL_ROWS, len(run.split("train")))
-
-
-def _bounds(problem: Problem, predictions: Sequence[Prediction]) -> Bracket | None:
+def _bounds(problem: Problem, rows: PredictedRows, methods: Sequence[Prediction]) -> Bracket | None:
     if problem.run.job.posterior.full != "bracket":
         return None
-    subnets = [prediction.outputs.variance for prediction in predictions if prediction.is_subnet_posterior]
-    test, products = problem.predicted("test").jacobian, problem.predicted("test").products
+    subnets = [each.outputs.variance for each in methods if each.is_subnet_posterior]
     with problem.run.store.timed("bracket"):
-        return bracket(problem.omega, test, products, full_rows(problem.run), subnets)
+        return bracket(problem.omega, rows.jacobian, rows.products, full_rows(problem), subnets)
 
 
-def _check_theorem_1(problem: Problem, predictions: Sequence[Prediction], full: Prediction | None) -> None:
-    """Every sub-network against the full posterior, and against those that contain it."""
-    subnets = [prediction for prediction in predictions if prediction.is_subnet_posterior]
-    products = problem.predicted("test").products if subnets else torch.empty(0)
-    for small in subnets:
-        variance = small.outputs.variance
-        if full is not None:
-            require_not_larger(variance, full.outputs.variance, products, small.name, "the full posterior")
-        for large in subnets:
-            if _contains(large, small):
-                require_not_larger(variance, large.outputs.variance, products, small.name, large.name)
-
-
-def _contains(large: Prediction, small: Prediction) -> bool:
-    if large.indices is None or small.indices is None or len(large.indices) <= len(small.indices):
-        return False
-    # Subsets of different methods are nested only by accident: not worth the check.
-    return large.method == small.method and bool(torch.isin(small.indices, large.indices).all())
-
-
-def _result(
-    problem: Problem,
-    predictions: Sequence[Prediction],
-    shown: Sequence[Prediction],
-    known: Comparison,
-    full: Prediction | None,
-    bounds: Bracket | None,
-) -> Result:
-    run, settled = problem.run, problem.hyperparameters
-    details: dict[str, Any] = {} if settled.tuned is None else {"tuned": settled.tuned}
-    if fitted := [each for each in (*predictions, *shown) if each.calibration is not None]:
-        details["calibration"] = _calibration(run, fitted)
-    listed = {each.name: each for each in (*predictions, *shown)}
-    if full is not None:
-        listed.setdefault(full.name, full)
-    details |= conformal_details(run.job.posterior, known, list(listed.values()))
-    # A full posterior that is there for w2 alone is judged as it is; not if the others are calibrated.
-    is_other = full is not None and not run.calibrates and full.name not in {own.name for own in predictions}
-    judged_too = [full] if full is not None and is_other else []
-    if judged := verdict([*predictions, *judged_too], shown, known):
-        details["verdict"] = judged
-    details |= review(run, predictions[0], known)
-    unlisted = [] if full is None or any(each.name == full.name for each in predictions) else [full]
-    details |= by_set([*predictions, *shown, *unlisted], known)
-    if bounds is not None:
-        details = {**details, "bracket": {"rows": full_rows(run), "sets": bounds.n_sets}}
-    return Result(
-        setup=setup_of(run, known.n_train, settled.noise_variance, settled.prior_precision),
-        provenance=run.provenance,
-        references=References(
-            measured_row(full, known) if full is not None and known.std_full is not None else None,
-            tuple(measured_row(prediction, known) for prediction in shown),
-        ),
-        rows=tuple(measured_row(prediction, known) for prediction in predictions),
-        details=details,
-        artifacts=_artifacts(run, [*predictions, *([full] if full is not None else [])]),
-    )
-
-
-def _calibration(run: Run, predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """Which rows the factors were fitted to, and each of them."""
-    folds = run.job.posterior.folds if run.held_out == "test" else None
-    fitted = [
-        {"method": each.method, "k": each.k, "factor": each.calibration.factor.value}
-        | ({"noise_factor": each.calibration.factor.noise} if run.calibrates_noise else {})
-        | ({"by_fold": list(each.calibration.by_fold)} if each.calibration.by_fold else {})
-        for each in predictions
-        if each.calibration is not None
-    ]
-    return {"split": run.held_out, "rows": len(run.split(run.held_out)), "folds": folds, "factors": fitted}
-
-
-def _artifacts(run: Run, predictions: Sequence[Prediction]) -> dict[str, str]:
-    """Artifacts in the folder that the result depends on, whether or not this command made them."""
-    splits = ("train", "test", run.job.selection.reference, *run.project.spec.data.ood_sets)
-    names = ["scores", *(f"jacobians-{run.stored_as(name)}" for name in splits)]
-    for prediction in predictions:
-        if prediction.k is not None:
-            kinds = ("indices", "posterior", "predictions")
-            indices, *rest = (file_stem(kind, prediction.method, prediction.k) for kind in kinds)
-            is_subnet = prediction.indices is not None
-            rescales = (run.rescale, run.fitted_rescale) if is_subnet else ("none", "none")
-            names += [indices, *(variant(name, rescale) for name, rescale in zip(rest, rescales, strict=True))]
-    return run.store.existing(names)
+def _scored(problem: Problem, own: _Predicted, held_out: HeldOut, ood: Sequence[_Elsewhere]) -> ScoredSet:
+    """With the numbers that are fitted to held-out rows."""
+    known, n_asked = own.known, len(problem.run.choices)
+    fitted = tuple(calibrated(problem, each, held_out) for each in own.methods)
+    predictions, others = fitted[:n_asked], fitted[n_asked:]
+    simple = rivals(problem, predictions, own.rows, held_out)
+    shown = (*(known.about_targets(rival) for rival in simple), *others)
+    judged = [*predictions, *shown, *([] if own.full is None else [own.full])]
+    if problem.run.job.posterior.conformal is not None:
+        known = replace(known, conformal=conformal_of_all(problem, judged, held_out.methods))
+    here = {each.outputs: each.comparable for each in judged}
+    if own.test == problem.run.tests[0] and problem.hyperparameters.by_fold:
+        # Priors that differ by fold would disturb the order of the rows.
+        here = at_other_rows(judged, own.with_one_prior, own.rows.f)
+    sets = [OodSet(each.name, here, at_other_rows(judged, each.methods, each.rows.f)) for each in ood]
+    rows, known = problem.run.split(own.test.split), replace(known, ood=tuple(sets))
+    return ScoredSet(own.test, rows, predictions, known, shown, own.full, own.bounds)

@@ -1,20 +1,23 @@
 """`init`: a spec for a checkpoint and its data. Guesses what it can, says how sure it is, never overwrites."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import device as devices
 from ..architectures.mlp import ACTIVATIONS
 from ..errors import UserError, suggestion
 from ..files.artifacts.atomic import explain_write_errors, sync_folder
-from .starting.checkpoint import CHECKPOINT_SUFFIXES, NetworkGuess, guess_network
-from .starting.data import DATA_SUFFIXES, DataGuess, guess_data
-from .starting.fitting import GOOD, Fit, best_fit
-from .starting.inference import Inference
+from ..files.networks.huggingface.folder import ADAPTER_CONFIG, CONFIG
+from .starting.checkpoint import CHECKPOINT_SUFFIXES, guess_network
+from .starting.data import DATA_SUFFIXES, DataGuess, guess_data, sibling_of
+from .starting.fitting import GOOD, Fit, Setting, best_fit
+from .starting.inference import Inference, NetworkGuess
 from .starting.spec_text import spec_text
 
 STUB_FILE = "my_network.py"
+USUAL_K, MOST_FILES_NAMED = 1000, 5
+DEFAULT_ACTIVATION = "relu"
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,8 @@ def start(wishes: Wishes) -> Started:
         )
     folder, memory = wishes.spec.absolute().parent, devices.free_memory(devices.choose("cpu"))
     _refuse_existing(wishes.spec)
-    checkpoint, data_path = wishes.checkpoint or _only(folder, CHECKPOINT_SUFFIXES), wishes.data
-    if data_path is None:
-        data_path = _only(folder, [suffix for suffix in DATA_SUFFIXES if suffix != ".safetensors"])
+    checkpoint = wishes.checkpoint or _only(_networks_in(folder), "checkpoints")
+    data_path = wishes.data or _only(_data_in(folder), "data files")
     network = None if checkpoint is None else guess_network(_existing(checkpoint), _shown(checkpoint, folder), memory)
     nothing = NetworkGuess({}, {}, ())
     data = None
@@ -58,10 +60,10 @@ def start(wishes: Wishes) -> Started:
     findings = [
         *(network.findings if network else ()),
         *(data.findings if data else ()),
-        *_open_questions(network, fit),
+        *_open_questions(network, fit, wishes),
     ]
-    findings += list(fit.findings) if fit else []
-    setting = fit.setting if fit is not None and fit.explained >= GOOD else None
+    setting = _setting(fit, data, wishes)
+    findings += [_as_written(finding, setting) for finding in fit.findings] if fit else []
     by_topic = {finding.topic: finding for finding in findings}
     written = [wishes.spec]
     if network is not None and network.stub is not None:
@@ -80,11 +82,29 @@ def _fit(network: NetworkGuess | None, data: DataGuess | None, wishes: Wishes) -
     return best_fit(network, data.X, data.y, data.task, wishes.activation)
 
 
-def _open_questions(network: NetworkGuess | None, fit: Fit | None) -> list[Inference]:
+def _setting(fit: Fit | None, data: DataGuess | None, wishes: Wishes) -> Setting:
+    """What is written: that of a good fit, else what the user said and the defaults."""
+    if fit is not None and fit.explained >= GOOD:
+        return fit.setting
+    return Setting(
+        wishes.activation or DEFAULT_ACTIVATION, "from-train" if data and data.scales_differ else "none", "none"
+    )
+
+
+def _as_written(finding: Inference, setting: Setting) -> Inference:
+    """Never another value than the spec has: where nothing fits, the best of all settings is not written."""
+    written = {"activation": setting.activation, "standardise input": setting.input}
+    written["standardise target"] = setting.target
+    return replace(finding, value=written[finding.topic] or finding.value)
+
+
+def _open_questions(network: NetworkGuess | None, fit: Fit | None, wishes: Wishes) -> list[Inference]:
     if network is None:
         return [Inference("model", "a template", "check", "no checkpoint was given or found")]
     if fit is None and network.build.get("arch") == "mlp" and network.build["args"]["hidden"]:
-        return [Inference("activation", "relu", "check", "weights do not tell it; the default")]
+        if wishes.activation is not None:
+            return [Inference("activation", wishes.activation, "sure", "--activation")]
+        return [Inference("activation", DEFAULT_ACTIVATION, "check", "weights do not tell it; the default")]
     return []
 
 
@@ -94,10 +114,33 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _only(folder: Path, suffixes: tuple[str, ...] | list[str]) -> Path | None:
-    """The only file with such a suffix, if it is the only one."""
+def _networks_in(folder: Path) -> list[Path]:
+    """Checkpoints, and folders of Hugging Face."""
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if (path.suffix in CHECKPOINT_SUFFIXES and path.is_file())
+        or any((path / config).is_file() for config in (CONFIG, ADAPTER_CONFIG))
+    ]
+
+
+def _data_in(folder: Path) -> list[Path]:
+    """Data files; test.csv beside train.csv belongs to it."""
+    suffixes = [suffix for suffix in DATA_SUFFIXES if suffix != ".safetensors"]
     found = [path for path in sorted(folder.iterdir()) if path.suffix in suffixes and path.is_file()]
-    return found[0] if len(found) == 1 else None
+    siblings = {sibling_of(path) for path in found}
+    return [path for path in found if path not in siblings]
+
+
+def _only(found: list[Path], what: str) -> Path | None:
+    """One of several would be a guess that looks like an answer."""
+    if len(found) > 1:
+        more = " …" if len(found) > MOST_FILES_NAMED else ""
+        named = ", ".join(path.name for path in found[:MOST_FILES_NAMED]) + more
+        raise UserError(
+            f"there are {len(found)} {what} here: {named}", hint="name both: sublaplace init CHECKPOINT DATA"
+        )
+    return found[0] if found else None
 
 
 def _shown(path: Path, folder: Path) -> str:
@@ -120,6 +163,13 @@ def _write_new(path: Path, text: str) -> None:
     sync_folder(path.absolute().parent)
 
 
+def _size(network: NetworkGuess | None) -> int:
+    """The usual k, or half of the parameters where they are few."""
+    if network is None or network.n_params is None or network.n_params > USUAL_K:
+        return USUAL_K
+    return max(1, network.n_params // 2)
+
+
 def _next_command(
     wishes: Wishes,
     network: NetworkGuess | None,
@@ -128,9 +178,9 @@ def _next_command(
     checkpoint: Path | None,
     data_path: Path | None,
 ) -> str:
-    words = ["sublaplace evaluate --method gradient --k 1000"]
+    words = [f"sublaplace evaluate --method gradient --k {_size(network)}"]
     if network is None or data is None:
-        words[0] = "sublaplace evaluate --dry-run"
+        words[0] = "complete the TODO lines, then: sublaplace evaluate --dry-run"
     if wishes.spec.name != "sublaplace.yaml" or folder != Path.cwd():
         words.append(f"--spec {wishes.spec}")
     if network is not None and network.stub is not None:

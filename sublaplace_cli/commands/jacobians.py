@@ -13,7 +13,7 @@ def jacobians(run: Run) -> dict[str, Any]:
     if not asked.scores_only:
         rows = Rows(run) if problem is None else problem.rows
         names = ("train", "test", "reference") if asked.split == "all" else (asked.split,)
-        for name in names:
+        for name in (*names, *(test.split for test in run.tests if "test" in names)):
             if name in run.splits.by_name:
                 rows.of(name)
     if problem is not None:

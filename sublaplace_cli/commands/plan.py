@@ -13,20 +13,26 @@ from ..core.omega.gram import GRAM_TILE_BYTES
 from ..core.posterior.full import full_bytes
 from ..core.posterior.subnet import natural_form, subnet_bytes
 from ..core.selectors.greedy import columns_room, first_width
-from ..device import peak_memory
+from ..device import OUT_OF_MEMORY, peak_memory
 from ..files.artifacts.run_folder import file_stem
 from ..results.result import Listing
 from ..run.posteriors.fitting import variant
+from ..run.references import norm
+from ..run.references.beside import cheap_calls
 from ..run.rows.row_storage import RowStorage
 from ..run.rows.sampled import DEFAULT_SAMPLED, EXACT_OUTPUTS
 from ..run.run import Run
+from .planning.timing import estimated_time
+from .planning.work import Plan
+
+LONG = 10.0  # seconds from which on a run says beforehand how long it will take
 
 
-def plan(run: Run) -> Listing:
-    """p, N, files and bytes to be written, and an estimate of the peak memory."""
-    estimate = _Estimate(run)
-    files = estimate.files()
-    there = set(run.store.existing(list(files)))
+def plan(run: Run, spent: float = 0.0) -> Listing:
+    """p, N, files and bytes to be written, and estimates of the time, after the seconds already spent, and memory."""
+    estimate = Estimate(run)
+    files, there = estimate.files(), estimate.reused()
+    memory, time = estimate.peak(), estimated_time(estimate.work())
     return Listing(
         {
             "schema": 1,
@@ -37,12 +43,19 @@ def plan(run: Run) -> Listing:
             **estimate.hessian(),
             "run_dir": str(run.store.path),
             "memory_limit": run.memory,
-            "memory_estimate": estimate.peak(),
+            "memory_estimate": memory,
+            "seconds_estimate": _rounded(spent + time.seconds),
+            "seconds_by_step": {name: _rounded(seconds) for name, seconds in time.by_step.items()},
+            "estimate": time.text(memory, spent),
             "bytes_to_write": sum(size for name, size in files.items() if name not in there),
             "files": {name: size for name, size in files.items() if name not in there},
-            "reused": sorted(there),
+            "reused": sorted(there & set(files)),
         }
     )
+
+
+def _rounded(seconds: float) -> float:
+    return float(f"{seconds:.3g}")
 
 
 def _row_costs(capture: Capture, n_rows: int) -> dict[str, int]:
@@ -55,8 +68,18 @@ def _row_costs(capture: Capture, n_rows: int) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class _Estimate:
+class Estimate:
+    """What a run will take, before it starts."""
+
     run: Run
+
+    def expectation(self) -> str | None:
+        """Its time and memory as a sentence, if it takes long; nothing if there is no room to measure."""
+        try:
+            memory, time = self.peak(), estimated_time(self.work())
+        except OUT_OF_MEMORY:  # the work itself goes on with less
+            return None
+        return time.text(memory) if time.seconds >= LONG else None
 
     @property
     def rows(self) -> int:
@@ -94,7 +117,11 @@ class _Estimate:
             files[storage.key.name] = outputs + (storage.source.compact_bytes() if storage.stored else 0)
         files["scores"] = 16 * p
         evaluates = run.job.command == "evaluate"
-        test = 8 * (4 + C) * len(run.split("test")) * C if evaluates else 0  # with C × C covariances
+        tests = {own: 8 * (4 + C) * len(run.split(own.split)) * C for own in run.tests}  # with C × C covariances
+
+        def predicted(name: str) -> dict[str, int]:
+            return {own.stem(name): size for own, size in tests.items()}
+
         for choice in run.choices:
             if choice.k is None:  # not known yet, or none
                 continue
@@ -104,12 +131,25 @@ class _Estimate:
                 matrices = subnet_bytes(k, self.rows, natural_form(k, self.rows))
                 files[variant(file_stem("posterior", name, k), run.rescale)] = matrices + 16 * k
             if evaluates:
-                files[variant(file_stem("predictions", name, k), run.fitted_rescale)] = test
+                files |= predicted(variant(file_stem("predictions", name, k), run.fitted_rescale))
+        if evaluates and not run.calibrates:
+            calls = [*(choice.call for choice in run.choices), *cheap_calls(run)]
+            for call in calls:
+                files |= predicted(norm.stem(call.name)) if call.method.beside else {}
         if self.needs_full:
             files[file_stem("posterior", FULL, p)] = full_bytes(self.rows)
         if evaluates and run.job.compares_with_full:
-            files[file_stem("predictions", FULL, p)] = test
+            files |= predicted(file_stem("predictions", FULL, p))
         return files
+
+    def reused(self) -> frozenset[str]:
+        """The artifacts that are there."""
+        if self.run.job.compute.recompute:
+            return frozenset()
+        return frozenset(path.stem for path in self.run.store.path.glob("*.safetensors"))
+
+    def work(self) -> Plan:
+        return Plan(self.run, self.needs_full, self.reused(), self.files())
 
     @property
     def needs_full(self) -> bool:
@@ -138,7 +178,8 @@ class _Estimate:
             if choice.k is not None and run.job.command != "jacobians" and choice.call.method.pooled:
                 yield self._search(choice.k)
         if self.needs_full:
-            predicted = ["test", *run.project.spec.data.ood_sets] if run.job.command == "evaluate" else []
+            everywhere = [*(own.split for own in run.tests), *run.project.spec.data.ood_sets]
+            predicted = everywhere if run.job.command == "evaluate" else []
             test = max((len(run.split(name)) for name in predicted), default=0) * run.passes.n_outputs
             # The Gram matrix with its tiles, then the cross Gram matrix and the result of its solve.
             yield full_bytes(rows) + 8 * 2 * rows * test + 2 * self._tiles(GRAM_TILE_BYTES)

@@ -1,5 +1,6 @@
 """From a job to its outcome: check, open the run, run the command, write its files, judge."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,21 +16,24 @@ from ..files.spec.gate import limits_of
 from ..files.spec.loading import LoadedSpec
 from ..reporter import Reporter
 from ..results.baseline import load_baseline
+from ..results.figures import Figures
 from ..results.gate import judge
-from ..results.result import Answer, Figures, Listing, Result, json_text
+from ..results.result import Answer, Listing, Result, json_text
 from ..results.sweep import combine, combine_plans
 from ..run.job import Job
-from ..run.output_files import Line, check_outputs, prediction_lines, write_lines, write_tensors
+from ..run.open_run import open_run
+from ..run.output_files import Line, check_outputs, write_lines, write_tensors
 from ..run.posteriors.fitting import open_posterior, require_room_for, scales_of
 from ..run.rows.row_storage import follow
-from ..run.run import Run, open_run
+from ..run.run import Run
 from .early_checks import check_run, check_sweep
-from .evaluate import Evaluation, evaluate
+from .evaluate import evaluate
 from .fit import fit
 from .jacobians import jacobians
-from .plan import plan
+from .plan import Estimate, plan
 from .predict import predict
 from .scoring.figures import figures_of
+from .scoring.outcome import Evaluation
 from .select import select
 from .sweep import SweepRun, is_sweep, runs_of, with_time_left
 
@@ -47,8 +51,11 @@ class Outcome:
     lines: tuple[Line, ...] = ()  # of the predictions file
 
 
-def run_job(job: Job, spec: LoadedSpec, reporter: Reporter, workers: WorkerGroup = SINGLE_WORKER) -> Outcome:
-    """Run one of the four commands, once or as a sweep."""
+def run_job(
+    job: Job, spec: LoadedSpec, reporter: Reporter, workers: WorkerGroup = SINGLE_WORKER, spent: float = 0.0
+) -> Outcome:
+    """Run one of the four commands, once or as a sweep; `spent` are the seconds that it took to start."""
+    begun = time.process_time() - spent
     check_outputs(job)
     check_sweep(job)
     baseline = None if job.outputs.baseline is None else load_baseline(job.outputs.baseline)
@@ -62,7 +69,12 @@ def run_job(job: Job, spec: LoadedSpec, reporter: Reporter, workers: WorkerGroup
                 require_room_for(artifact, run.memory)
             elif not job.compute.dry_run:
                 run.store.open_folder()
-            done: Listing | Evaluation | dict[str, Any] | None = plan(run) if job.compute.dry_run else None
+            done: Listing | Evaluation | dict[str, Any] | None = None
+            if job.compute.dry_run:
+                done, begun = plan(run, time.process_time() - begun), time.process_time()
+            elif artifact is None and workers.size == 1 and (expected := Estimate(run).expectation()) is not None:
+                # Not with several workers: the others would wait while one of them measures.
+                reporter.note(expected)
             while done is None:
                 try:
                     done = command(run)
@@ -113,9 +125,9 @@ def _outcome(run: Run, done: Listing | Evaluation | dict[str, Any], label: dict[
     figures = _figures(run, done) if is_first else None  # in a sweep they show the first run
     path, lines = run.job.outputs.predictions, list[Line]()
     if path is not None and path.suffix == ".safetensors":
-        write_tensors(path, run, done.predictions[0], done.known)
+        write_tensors(path, run, done.first.predictions[0], done.first.known)
     elif path is not None:
-        lines = [line for each in done.predictions for line in prediction_lines(run, each, done.known, label)]
+        lines = [line for own in done.sets for line in own.lines(label | done.label_of(own))]
     return Outcome(replace(done.result, seconds=seconds), figures, tuple(lines))
 
 
@@ -142,6 +154,8 @@ def _figures(run: Run, evaluation: Evaluation) -> Figures | None:
     if outputs.plot is None and outputs.report is None:
         return None
     figures = figures_of(evaluation, run.layout)
+    if outputs.plot is not None and figures.test_set is not None and outputs.plot_kind != "map":
+        run.reporter.note(f"--plot: it shows {figures.test_set}, the first of the sets of test rows")
     if outputs.plot is not None and (why := figures.missing.get(outputs.plot_kind or "")):
         raise UserError(f"--plot-kind {outputs.plot_kind}: {why}")
     return figures

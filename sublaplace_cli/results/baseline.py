@@ -50,9 +50,9 @@ class Baseline:
         return None
 
     def row(self, like: Row) -> Row | None:
-        """The baseline's row of the same method at the same k, or over the same ks."""
-        same = (like.method, like.k, like.ks)
-        return next((row for row in self.rows if (row.method, row.k, row.ks) == same), None)
+        """The baseline's row of the same method at the same k, or over the same ks, on the same set of test rows."""
+        same = (like.method, like.k, like.ks, like.set)
+        return next((row for row in self.rows if (row.method, row.k, row.ks, row.set) == same), None)
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,10 @@ class Change:
     worse: bool
     standard_error: float | None  # of the change
     within_error: bool | None
+    set: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "set" or value is not None}
 
 
 def load_baseline(path: Path) -> Baseline:
@@ -87,7 +91,7 @@ def load_baseline(path: Path) -> Baseline:
     if not _are_mappings([] if full is None else [full]) or not _are_mappings(rivals):
         raise UserError(f"--baseline {path}: 'full' or 'references' are not rows of sublaplace evaluate")
     references = References(None if full is None else _row(full, path), tuple(_row(row, path) for row in rivals))
-    if len({json.dumps([row.get(key) for key in ("method", "k", "ks")]) for row in found_rows}) < len(rows):
+    if len({json.dumps([row.get(key) for key in ("method", "k", "ks", "set")]) for row in found_rows}) < len(rows):
         raise UserError(f"--baseline {path}: it has two rows of the same method and k")
     provenance, bracket = found.get("provenance"), found.get("bracket")
     if "checkpoints" in found:
@@ -103,7 +107,8 @@ def _row(found: dict[str, Any], path: Path) -> Row:
         if value is not None and not (is_number and abs(value) <= sys.float_info.max):
             raise UserError(f"--baseline {path}: {key} is {str(value)[:40]!r}, expected a finite number or null")
     ks: Any = found.get("ks")
-    return Row(found.get("method", ""), found.get("k"), values, ks=tuple(ks) if isinstance(ks, list) else ks)
+    ks = tuple(ks) if isinstance(ks, list) else ks
+    return Row(found.get("method", ""), found.get("k"), values, ks=ks, set=found.get("set"))
 
 
 def _are_mappings(value: Any) -> bool:
@@ -140,5 +145,5 @@ def changes(result: Result, baseline: Baseline) -> tuple[Change, ...]:
                 change, error = value - old, joint_error(metric, row, before)
                 worse = worsening(metric, value, old, result.conformal_level) > 0
                 within_error = None if error is None else abs(change) <= error
-                found.append(Change(row.method, row.k, metric, value, old, change, worse, error, within_error))
+                found.append(Change(row.method, row.k, metric, value, old, change, worse, error, within_error, row.set))
     return tuple(found)

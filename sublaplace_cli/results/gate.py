@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .baseline import Baseline, Change, changes, joint_error, worsening
-from .limits import Limit
+from .limits import EVERY_ROW, Limit
 from .metric_table import METRICS
 from .result import Answer, Result, Row
 
@@ -54,6 +54,7 @@ class Check:
             "metric": self.metric,
             "method": self.row.method,
             "k": self.row.k,
+            **self.row.in_set,
             **self.row.run,
             "value": self.row.value(self.metric),
             "limit": self.limit,
@@ -81,7 +82,7 @@ class Gate:
     def as_dict(self) -> dict[str, Any]:
         gate: dict[str, Any] = {"passed": self.passed, "checks": [check.as_dict() for check in self.checks]}
         if self.baseline_file is not None:
-            gate["baseline"] = {"file": self.baseline_file, "changes": [dict(vars(change)) for change in self.changes]}
+            gate["baseline"] = {"file": self.baseline_file, "changes": [change.as_dict() for change in self.changes]}
         return gate
 
 
@@ -118,20 +119,26 @@ def exit_code(result: Answer) -> int:
 def _rows_of(limit: Limit, result: Result) -> tuple[Row, ...]:
     """The rows of all methods that were asked for; references too where the limit names a row."""
     compares = limit.kind == "max_regression"
-    if limit.row is None:
-        return result.compared_rows if compares else result.rows
-    rows = result.references.besides(result.compared_rows) if compares else result.all_rows
-    return tuple(row for row in rows if limit.row in (row.method, row.choice))
+    rows = result.compared_rows if compares else result.rows
+    if limit.row is not None:
+        rows = result.references.besides(rows) if compares else result.all_rows
+    return tuple(row for row in rows if limit.is_about(row))
 
 
 def _absent(limit: Limit, result: Result) -> Check:
-    there = ", ".join(dict.fromkeys(row.choice for row in result.all_rows))
-    return Check(Row(str(limit.row), None, {}), limit.metric, limit.text, why=f"there is no such row, only {there}")
+    there = ", ".join(dict.fromkeys(row.place for row in result.all_rows))
+    return Check(
+        Row(limit.row or EVERY_ROW, None, {}, set=limit.set),
+        limit.metric,
+        limit.text,
+        why=f"there is no such row, only {there}",
+    )
 
 
 def _no_row(row: Row, baseline: Baseline) -> str | None:
     at_k = "" if row.k is None else f" at k = {row.k}"
-    return None if baseline.row(row) is not None else f"the baseline has no row of {row.method}{at_k}"
+    in_set = "" if row.set is None else f" on {row.set}"
+    return None if baseline.row(row) is not None else f"the baseline has no row of {row.method}{at_k}{in_set}"
 
 
 def _hold(row: Row, limit: Limit, significant: bool) -> Check:

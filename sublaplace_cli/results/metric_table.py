@@ -12,11 +12,10 @@ NOMINAL = 0.95  # the coverage of a 95 % interval
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the text table."""
+    """A column of the tables for people; `MOST_WANTED` says which of them a short table has."""
 
-    dropped: int | None = None  # on a narrow terminal, columns with small numbers go first; None stays
     hidden_at: float | None = None  # shown only if some row has another value
-    with_error: bool = False  # the standard error has its own column, the first to be dropped
+    with_error: bool = False  # the standard error has its own column
 
 
 @dataclass(frozen=True)
@@ -41,51 +40,72 @@ def _ood(name: str, better: Literal["lower", "higher"], definition: str, column:
 
 # In the order of the text table; a JSON row has those that need a bracket last.
 _TABLE = (
-    Metric("rescale", None, "factor c of the rescaled variance (1: as it is)", Column(11, hidden_at=1.0)),
-    Metric("remainder", None, "factor b of the variance outside the sub-network", Column(9, hidden_at=0.0)),
-    Metric("mean_std", None, "mean σ over the test rows", Column(5)),
-    Metric("w2", "lower", "mean |σ_full − σ| over the test rows", Column(7, with_error=True), per_row=True),
+    Metric("rescale", None, "factor c of the rescaled variance (1: as it is)", Column(hidden_at=1.0)),
+    Metric("remainder", None, "factor b of the variance outside the sub-network", Column(hidden_at=0.0)),
+    Metric("mean_std", None, "mean σ over the test rows", Column()),
+    Metric("w2", "lower", "mean |σ_full − σ| over the test rows", Column(with_error=True), per_row=True),
     Metric("w2_low", "lower", "least w2 that the bounds of the full posterior allow", Column(), needs="bracket"),
     Metric("w2_high", "lower", "largest w2 that they allow", Column(), needs="bracket"),
     Metric("w2_relative", "lower", "w2 as a share of mean σ_full", Column()),
-    Metric("rank", "higher", "Spearman correlation of σ with σ_full over the test rows", Column(15)),
+    Metric("rank", "higher", "Spearman correlation of σ with σ_full over the test rows", Column()),
     Metric("w2_total", "lower", "mean |√(σ_full² + σ₀²) − √(σ² + σ₀²)| over the test rows"),
     Metric(
-        "coverage95", "nominal", "share of the oracle's outputs within 1.96 σ", Column(13), per_row=True, needs="oracle"
+        "coverage95", "nominal", "share of the oracle's outputs within 1.96 σ", Column(), per_row=True, needs="oracle"
     ),
-    Metric("coverage95_total", "nominal", "share of the targets within 1.96 √(σ² + σ₀²)", Column(6), per_row=True),
+    Metric("coverage95_total", "nominal", "share of the targets within 1.96 √(σ² + σ₀²)", Column(), per_row=True),
     Metric("ipv", None, "mean weighted variance over the training rows"),
     Metric("discrepancy", "lower", "ipv of the full network minus ipv"),
-    Metric("retained", "higher", "ipv as a share of that of the full network", Column(10)),
-    Metric("nll", "lower", "mean negative log-likelihood of the targets", Column(14), per_row=True),
-    Metric("rmse", "lower", "root mean squared error of the predicted mean", Column(3)),
-    Metric("crps", "lower", "mean continuous ranked probability score", Column(2), per_row=True),
-    Metric("accuracy", "higher", "share of the rows whose most probable class is right", Column(12), per_row=True),
-    Metric("ece", "lower", "calibration error of the most probable class, in 15 bins", Column(8)),
-    Metric("brier", "lower", "mean squared error of the class probabilities", Column(4), per_row=True),
-    Metric("aurc", "lower", "risk of the most certain rows, mean over all coverages", Column(1)),
+    Metric("retained", "higher", "ipv, mean variance over the training rows, as a share of the full one", Column()),
+    Metric("nll", "lower", "mean negative log-likelihood of the targets", Column(), per_row=True),
+    Metric("rmse", "lower", "root mean squared error of the predicted mean", Column()),
+    Metric("crps", "lower", "mean continuous ranked probability score", Column(), per_row=True),
+    Metric("accuracy", "higher", "share of the rows whose most probable class is right", Column(), per_row=True),
+    Metric("ece", "lower", "calibration error of the most probable class, in 15 bins", Column()),
+    Metric("brier", "lower", "mean squared error of the class probabilities", Column(), per_row=True),
+    Metric("aurc", "lower", "risk of the most certain rows, mean over all coverages", Column()),
     Metric("error_rank", "higher", "Spearman correlation of the rows' errors with their uncertainties"),
     Metric("ence", "lower", "relative gap of RMSE and predicted root mean variance, in 10 bins"),
     Metric("smooth_ece", "lower", "calibration error of the most probable class, smoothed by a kernel"),
     Metric("signed_ece", "nominal", "mean probability of the top class minus accuracy", per_row=True, nominal=0),
     Metric(
-        *("conformal_coverage", "level", "share of the targets in conformal intervals or sets of classes", Column(16)),
+        *("conformal_coverage", "level", "share of the targets in conformal intervals or sets of classes", Column()),
         per_row=True,
         needs="conformal",
     ),
     Metric(
-        *("conformal_size", "lower", "mean width of those intervals, or number of classes in those sets", Column(17)),
+        *("conformal_size", "lower", "mean width of those intervals, or number of classes in those sets", Column()),
         per_row=True,
         needs="conformal",
     ),
-    _ood("ood_auroc_std", "higher", "AUROC of σ, out-of-distribution rows against test rows", Column(17)),
-    _ood("ood_auroc_entropy", "higher", "AUROC of the entropy of the classes, likewise", Column(18)),
-    _ood("ood_auroc_mi", "higher", "AUROC of the mutual information of class and parameters, likewise", Column(16)),
+    _ood("ood_auroc_std", "higher", "AUROC of σ, out-of-distribution rows against test rows", Column()),
+    _ood("ood_auroc_entropy", "higher", "AUROC of the entropy of the classes, likewise", Column()),
+    _ood("ood_auroc_mi", "higher", "AUROC of the mutual information of class and parameters, likewise", Column()),
     _ood("ood_fpr95_std", "lower", "share of out-of-distribution rows that pass by σ where 95 % of the test rows do"),
     _ood("ood_fpr95_entropy", "lower", "the same by the entropy of the classes"),
     _ood("ood_fpr95_mi", "lower", "the same by the mutual information of class and parameters"),
 )
 METRICS = {metric.name: metric for metric in _TABLE}
+
+COLUMNS_OF_A_SHORT_TABLE = 9
+# What a short table shows, the most wanted first: what an option asks for is there only if it was asked for.
+_ASKED_FOR = (
+    *("w2_low", "w2_high", "conformal_coverage", "conformal_size"),
+    *("ood_auroc_std", "ood_auroc_entropy", "ood_auroc_mi", "rescale", "remainder"),
+)
+_BY_TARGETS = {
+    "measurements": (
+        *("w2_relative", "nll", "rank", "coverage95_total", "mean_std", "retained", "rmse"),
+        *("coverage95", "crps", "w2"),
+    ),
+    "classes": (
+        *("w2_relative", "nll", "accuracy", "ece", "rank", "brier", "aurc"),
+        *("mean_std", "retained", "coverage95", "w2"),
+    ),
+}
+# A metric of one's own is wanted too: a column that no list names comes before the usual ones.
+_LISTED = {*_ASKED_FOR, *(name for names in _BY_TARGETS.values() for name in names)}
+_UNLISTED = tuple(metric.name for metric in _TABLE if metric.column and metric.name not in _LISTED)
+MOST_WANTED = {kind: (*_ASKED_FOR, *_UNLISTED, *names) for kind, names in _BY_TARGETS.items()}
 # By metric: its name, followed by NAME_se if the standard error has its own column.
 COLUMN_KEYS = {
     metric.name: (metric.name, f"{metric.name}_se") if metric.column and metric.column.with_error else (metric.name,)

@@ -1,4 +1,4 @@
-"""The result of a command as frozen records; `as_dict` gives the JSON, `Figures` holds what pictures are drawn from."""
+"""The result of a command as frozen records; `as_dict` gives the JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ..plain_text import visible_json
+from .differences import Difference
 from .metric_table import ROW_KEYS
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Row:
     seed: int | None = None
     n: int | None = None  # of a mean: the number of runs
     ks: tuple[int | None, ...] | None = None  # of a mean over runs that differ in k
+    set: str | None = None  # of test rows, if there are several
 
     def value(self, metric: str) -> float | None:
         return self.values.get(metric)
@@ -40,19 +42,29 @@ class Row:
         return self.method if self.k is None else f"{self.method} (k = {self.k})"
 
     @property
+    def place(self) -> str:
+        """The choice with the set of test rows, as limits name it: “shifted/gradient (k = 200)”."""
+        return self.choice if self.set is None else f"{self.set}/{self.choice}"
+
+    @property
     def name(self) -> str:
-        """The choice, in a sweep with checkpoint and seed."""
+        """The same, in a sweep with checkpoint and seed."""
         seed = f", seed {self.seed}" if self.seed else ""
-        return self.choice if self.checkpoint is None else f"{self.checkpoint}{seed}: {self.choice}"
+        return self.place if self.checkpoint is None else f"{self.checkpoint}{seed}: {self.place}"
 
     @property
     def run(self) -> dict[str, Any]:
         """Checkpoint and seed of a run in a sweep; otherwise empty."""
         return {} if self.checkpoint is None else {"checkpoint": self.checkpoint, "seed": self.seed}
 
+    @property
+    def in_set(self) -> dict[str, Any]:
+        """The set of test rows; empty if there is one only."""
+        return {} if self.set is None else {"set": self.set}
+
     def as_dict(self) -> dict[str, Any]:
         """The row as JSON: metrics in the order of the table, then the other standard errors by name."""
-        label = {**self.run, "method": self.method, "k": self.k}
+        label = {**self.run, **self.in_set, "method": self.method, "k": self.k}
         if self.n is not None:
             ks = {} if self.ks is None else {"ks": list(self.ks)}
             return {**label, "n": self.n, **ks, **self.values, "why": dict(self.why)}
@@ -80,13 +92,13 @@ class Setup:
 class References:
     """Rows that every method is compared with; only limits that name one apply to them."""
 
-    full: Row | None = None  # the full posterior
-    rivals: tuple[Row, ...] = ()  # predictions without a posterior
+    full: Row | None = None  # the full posterior; at the first set of test rows, if there are several
+    rivals: tuple[Row, ...] = ()  # predictions without a posterior; of every set, with the full posterior of the others
 
     def besides(self, rows: Sequence[Row]) -> tuple[Row, ...]:
         """These rows, and the references that are not among them."""
-        shown, own = {row.choice for row in rows}, (*self.rivals, *(() if self.full is None else (self.full,)))
-        return (*rows, *(row for row in own if row.choice not in shown))
+        shown, own = {row.place for row in rows}, (*self.rivals, *(() if self.full is None else (self.full,)))
+        return (*rows, *(row for row in own if row.place not in shown))
 
 
 @dataclass(frozen=True)
@@ -105,6 +117,16 @@ class Result:
     @property
     def full(self) -> Row | None:
         return self.references.full
+
+    @property
+    def test_sets(self) -> Mapping[str, int]:
+        """The number of rows of each set of test rows that has a name."""
+        return {own["name"]: own["rows"] for own in self.details.get("test_sets", ())}
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """Of the other sets of test rows to the first one."""
+        return tuple(Difference(**each) for each in self.details.get("differences", ()))
 
     @property
     def compared_rows(self) -> tuple[Row, ...]:
@@ -129,6 +151,9 @@ class Result:
     def verdict(self) -> Sequence[str]:
         """Whether a posterior helps, in sentences."""
         return self.details.get("verdict", {}).get("text", ())
+
+    def without_verdict(self) -> Self:
+        return replace(self, details={name: value for name, value in self.details.items() if name != "verdict"})
 
     @property
     def review(self) -> Mapping[str, Any] | None:
@@ -216,48 +241,6 @@ class Listing:
 
     def as_dict(self) -> dict[str, Any]:
         return dict(self.values)
-
-
-@dataclass(frozen=True)
-class Series:
-    """One line or point cloud of a picture."""
-
-    label: str
-    x: Sequence[float]
-    y: Sequence[float]
-
-
-@dataclass(frozen=True)
-class LayerShare:
-    """How many of a layer's parameters each sub-network holds."""
-
-    name: str
-    size: int
-    chosen: Mapping[str, int]  # by label of the sub-network
-
-
-@dataclass(frozen=True)
-class OodScore:
-    """A score of one method at the test rows and at each set of out-of-distribution rows."""
-
-    method: str
-    score: str  # label of its axis
-    values: Mapping[str, Sequence[float]]  # by set of rows, the test rows first; empty if the method has no such score
-    auroc: Mapping[str, float]  # by set
-
-
-@dataclass(frozen=True)
-class Figures:
-    """Data of the pictures, in addition to the rows of the result."""
-
-    calibration_axes: tuple[str, str]  # labels of x and y
-    calibration: Sequence[Series]
-    risk_label: str  # of the y-axis of `risk_coverage`
-    risk_coverage: Sequence[Series]  # share of the rows that are kept, and their mean risk
-    scatter: Sequence[Series]  # σ_full and σ
-    layers: Sequence[LayerShare]
-    missing: Mapping[str, str]  # why a picture cannot be drawn, by its kind
-    ood: Sequence[OodScore] = ()
 
 
 Answer = Result | Listing

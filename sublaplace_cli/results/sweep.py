@@ -2,10 +2,11 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from .differences import Difference, difference_details
 from .metric_table import LISTED
 from .result import Listing, References, Result, Row, Setup, SweepMember, SweepResult
 
@@ -25,6 +26,8 @@ def combine(labels: Sequence[tuple[str, int]], results: Sequence[Result]) -> Swe
         rows=tuple(replace(row, checkpoint=m.checkpoint, seed=m.seed) for m in members for row in m.result.rows),
         mean=tuple(_mean(rows, members) for rows in zip(*(result.rows for result in results), strict=True)),
         members=tuple(members),
+        details={key: value for key, value in results[0].details.items() if key == "test_sets"}
+        | difference_details(_mean_differences(results, members)),
         seconds={stage: round(sum(own.get(stage, 0.0) for own in seconds), 4) for stage in stages},
     )
 
@@ -36,8 +39,20 @@ def _mean_rivals(results: Sequence[Result], members: Sequence[SweepMember]) -> t
     return tuple(_mean([own[name] for own in by_run], members) for name in names)
 
 
+def _mean_differences(results: Sequence[Result], members: Sequence[SweepMember]) -> tuple[Difference, ...]:
+    """The means of those that every run has, with the standard error over the runs."""
+    by_run = [{(each.set, each.method, each.k, each.metric): each for each in own.differences} for own in results]
+    keys = [key for key in by_run[0] if all(key in own for own in by_run)]
+    found = []
+    for values in ([own[key] for own in by_run] for key in keys):
+        numbers = [each.difference for each in values]
+        error = _error(_independent(numbers, members))
+        found.append(replace(values[0], difference=statistics.fmean(numbers), standard_error=error))
+    return tuple(found)
+
+
 def combine_plans(checkpoints: Sequence[str], plans: Sequence[Listing]) -> Listing:
-    """The dry run of a sweep: memory is that of the largest run, because runs are sequential; files add up."""
+    """The dry run of a sweep: memory is that of the largest run, because runs are sequential; time and files add up."""
     values = [plan.values for plan in plans]
     numbered = list(enumerate(values, start=1))
     combined = {
@@ -45,11 +60,22 @@ def combine_plans(checkpoints: Sequence[str], plans: Sequence[Listing]) -> Listi
         "checkpoints": list(checkpoints),
         "run_dir": [own["run_dir"] for own in values],
         "memory_estimate": max(own["memory_estimate"] for own in values),
+        "seconds_estimate": sum(own["seconds_estimate"] for own in values),
+        "seconds_by_step": _added(own["seconds_by_step"] for own in values),
         "bytes_to_write": sum(own["bytes_to_write"] for own in values),
         "files": {f"{number}/{stem}": size for number, own in numbered for stem, size in own["files"].items()},
         "reused": sorted(f"{number}/{stem}" for number, own in numbered for stem in own["reused"]),
     }
-    return Listing({**values[0], **combined})
+    common = {name: value for name, value in values[0].items() if name != "estimate"}  # a sentence about one run
+    return Listing({**common, **combined})
+
+
+def _added(each: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for own in each:
+        for name, value in own.items():
+            total[name] = total.get(name, 0.0) + value
+    return total
 
 
 def _common(values: Sequence[Any]) -> Any:
@@ -70,12 +96,14 @@ def _mean(rows: Sequence[Row], members: Sequence[SweepMember]) -> Row:
             why[metric] = reasons[0] or "not known in every run"
             continue
         values[metric] = statistics.fmean(known)
-        independent = _independent(known, members)
-        if len(independent) > 1:
-            values[f"{metric}_se"] = statistics.stdev(independent) / math.sqrt(len(independent))
-        else:
+        values[f"{metric}_se"] = _error(_independent(known, members))
+        if values[f"{metric}_se"] is None:
             why[f"{metric}_se"] = "one run has no standard error"
-    return Row(rows[0].method, k, values, why, n=len(rows), ks=ks if "k" in why else None)
+    return Row(rows[0].method, k, values, why, n=len(rows), ks=ks if "k" in why else None, set=rows[0].set)
+
+
+def _error(independent: Sequence[float]) -> float | None:
+    return statistics.stdev(independent) / math.sqrt(len(independent)) if len(independent) > 1 else None
 
 
 def _independent(values: Sequence[float], members: Sequence[SweepMember]) -> list[float]:

@@ -1,5 +1,6 @@
 """Files that the command line or the spec names for reading: a selection made elsewhere, and the oracle."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,14 @@ from ..errors import UserError
 from ..files.artifacts.artifact import open_artifact
 from ..files.artifacts.atomic import digest_of
 from ..files.data.arrays import npy_header
-from ..files.data.datasets import read_matrix
+from ..files.data.datasets import Split, read_matrix
 from ..files.reading import reading
+from ..files.spec.models import OracleSpec
 from ..json_files import read_bounded
-from .project import parameter_table
+from .identity.network import require_same_function
+from .identity.run_identity import parameter_table
 from .rows.passes import InputReader
+from .rows.test_sets import TestSet
 from .run import Run
 from .selections import Chosen
 
@@ -66,17 +70,33 @@ def _from_artifact(run: Run, path: Path) -> Chosen:
     if artifact.meta["parameters"] != parameter_table(run.layout):
         raise UserError(f"--indices {path}: its parameter table is not that of this model")
     indices = checked(artifact.tensor("indices"), run.layout.size, str(path)).to(run.device)
+    row = run.passes.reader(run.split("train"), 0, 1)
+    require_same_function(artifact, run.passes.model, row, f"--indices {path}")
     return Chosen(artifact.meta["method"], indices, artifact.digest)
 
 
-def oracle_outputs(run: Run) -> Tensor | None:
-    """What the oracle predicts for the targets of the test rows (M, D) float64; None if the spec names none."""
+@dataclass(frozen=True)
+class OracleOutputs:
+    """What the oracle predicts for the targets of the rows of a test set, or why it predicts nothing."""
+
+    f: Tensor | None  # (M, D) float64
+    missing: str = ""
+
+
+def oracle_outputs(run: Run, test: TestSet) -> OracleOutputs:
+    """By the network or the file that the spec names, if it names one."""
     oracle = run.project.spec.oracle
     if oracle is None:
-        return None
-    split = run.split("test")
+        return OracleOutputs(None, "no oracle in the spec")
+    if oracle.predictions is not None and (run.job.project.test or test != run.tests[0]):
+        whose = "test rows" if run.job.project.test else f"rows of {run.tests[0].name}"
+        return OracleOutputs(None, f"oracle.predictions of the spec are about its {whose}")
+    return OracleOutputs(_oracle_outputs(run, oracle, run.split(test.split)))
+
+
+def _oracle_outputs(run: Run, oracle: OracleSpec, split: Split) -> Tensor:
     if oracle.predictions is not None:
-        f = _from_file(run, oracle.predictions, oracle.array)
+        f = _from_file(run, oracle.predictions, oracle.array, split)
     else:
         network = run.project.load_network(oracle.as_model(run.project.spec.model), "oracle")
         model = network.module.eval().to(device=run.device, dtype=run.dtype)
@@ -94,8 +114,8 @@ def oracle_outputs(run: Run) -> Tensor | None:
     return (f if f.shape[1] == n_means else f[:, means]).to(run.device)
 
 
-def _from_file(run: Run, predictions: str, array: str | None) -> Tensor:
-    field, split = "oracle.predictions", run.split("test")
+def _from_file(run: Run, predictions: str, array: str | None, split: Split) -> Tensor:
+    field = "oracle.predictions"
     path = run.project.resolve(predictions, field)
     values = np.asarray(read_matrix(path, array, field, run.memory), dtype=np.float64)
     values = values.reshape(len(values), -1)

@@ -43,6 +43,14 @@ class ProjectOptions:
             "FILE",
         ),
     ] = ()
+    test: Annotated[
+        tuple[str, ...],
+        Text(
+            "test rows of this file instead of the spec's; may be repeated: each set has its rows in the result, and "
+            "its differences to the first one",
+            "[NAME=]FILE",  # parsed: always with a name, and an absolute path
+        ),
+    ] = ()
     run_dir: Annotated[
         File, Text("folder for artifacts; default: .sublaplace/<fingerprint>/ next to the spec", "DIR")
     ] = None
@@ -50,6 +58,11 @@ class ProjectOptions:
         tuple[str, ...], Text("allow the spec to import this package (also SUBLAPLACE_ALLOW_CODE)", "PACKAGE")
     ] = ()
     allow_outside: Annotated[bool, Text("allow paths in the spec that lead out of its folder")] = False
+
+    @property
+    def test_files(self) -> dict[str, Path]:
+        """By the name of the set."""
+        return {name: Path(file) for name, _, file in (word.partition("=") for word in self.test)}
 
 
 @dataclass(frozen=True)
@@ -245,7 +258,7 @@ class Choice:
         if k > n_params:
             raise UserError(
                 f"--k {k} is more than the {n_params} trainable parameters of the model",
-                hint=f"choose k between 1 and {n_params}",
+                hint=f"choose k between 1 and {n_params}, or leave --k out",
             )
         return replace(self, k=k)
 
@@ -277,17 +290,3 @@ class Job:
     def needs_gradients(self) -> bool:
         """Whether some method needs gradients, not only forward passes."""
         return self.compares_with_full or any(choice.call.method.needs_gradients for choice in self.choices)
-
-    def split_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Splits that the command requires, and those that it uses if the spec has them."""
-        if self.posterior.posterior is not None:
-            return ("test",), ()
-        only_rows = self.command == "jacobians" and not self.selection.scores_only
-        needs = ["train"] if only_rows else ["train", "reference"]
-        if self.command == "evaluate" or self.selection.reference == "test":
-            needs.append("test")
-        if not only_rows:
-            return tuple(needs), ()
-        if self.selection.split == "all":
-            return (*needs, "reference"), ("test",)
-        return (*needs, self.selection.split), ()

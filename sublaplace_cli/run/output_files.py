@@ -16,6 +16,7 @@ from ..errors import UserError
 from ..files.artifacts.artifact import write_artifact
 from ..files.artifacts.atomic import PART_SUFFIX, write_text
 from ..files.artifacts.run_folder import LOCK_NAME, MANIFEST
+from ..files.data.datasets import Split
 from ..plain_text import csv_cell
 from .job import Job
 from .run import Run
@@ -76,12 +77,17 @@ def _belongs_to_run_folder(path: Path, own_folder: Path) -> bool:
     return known and (is_run_folder or path.parent == own_folder)
 
 
-def check_predictions(path: Path, n_predictions: int) -> None:
+def check_predictions(path: Path, n_predictions: int, n_sets: int = 1) -> None:
     """A safetensors file holds one method at one k of one run; the text formats have a column for them."""
     if path.suffix == ".safetensors" and n_predictions != 1:
         raise UserError(
             f"--predictions {path}: a .safetensors file holds one method at one k, {n_predictions} were asked for",
             hint="use .csv or .jsonl, which name method and k on every line",
+        )
+    if path.suffix == ".safetensors" and n_sets != 1:
+        raise UserError(
+            f"--predictions {path}: a .safetensors file holds one set of test rows, there are {n_sets}",
+            hint="use .csv or .jsonl, which name the set on every line",
         )
 
 
@@ -108,7 +114,7 @@ def write_tensors(path: Path, run: Run, prediction: Prediction, known: Compariso
     bounds, std_conformal, sets = _regions(prediction, known)
     tensors |= {**bounds, **std_conformal, **({} if sets is None else {"in_set": sets.members.long()})}
     key = Key("predictions", path.name, {}, {"method": prediction.method, "k": prediction.k})
-    write_artifact(path, key.kind, run.store.describe(key, {}), tensors)
+    write_artifact(path, key.kind, run.store.describe(key, run.class_details), tensors)
 
 
 def _own_noise(prediction: Prediction, known: Comparison) -> dict[str, torch.Tensor]:
@@ -129,9 +135,9 @@ def _regions(
     return {}, {}, region
 
 
-def prediction_lines(run: Run, prediction: Prediction, known: Comparison, label: Line) -> Iterator[Line]:
+def prediction_lines(split: Split, prediction: Prediction, known: Comparison, label: Line) -> Iterator[Line]:
     """One line per test row and target; the columns of the label come first."""
-    mean, split = prediction.mean, run.split("test")
+    mean = prediction.mean
     bounds, std_conformal, sets = _regions(prediction, known)
     stds = {"std": prediction.std, **_own_noise(prediction, known), **std_conformal}
     columns: dict[str, torch.Tensor] = {"mean": mean, **stds, **bounds}
@@ -155,7 +161,11 @@ def prediction_lines(run: Run, prediction: Prediction, known: Comparison, label:
     columns |= {name: t if t.ndim == 2 else t.unsqueeze(1).expand_as(mean) for name, t in further.items()}
     for i, sample in enumerate(prediction.samples if prediction.samples is not None else (), start=1):
         columns[f"sample_{i}"] = sample[:, prediction.means]
-    values = {name: tensor.cpu().tolist() for name, tensor in columns.items()}
+    values: dict[str, Any] = {name: tensor.cpu().tolist() for name, tensor in columns.items()}
+    if split.classes is not None:  # of the probability, and of the target
+        values["class"] = [split.classes[-mean.shape[1] :]] * len(mean)
+        if known.targets is not None:
+            values["target_class"] = [[split.classes[number]] * mean.shape[1] for number in known.targets.tolist()]
     for i, row in enumerate(split.rows.tolist()):
         for c in range(mean.shape[1]):
             numbers = {name: column[i][c] for name, column in values.items()}

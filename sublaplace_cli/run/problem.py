@@ -21,10 +21,12 @@ from ..core.posterior.rescale import left_out
 from ..core.tuning.calibration import Calibrator
 from ..files.artifacts.artifact import Artifact
 from ..files.artifacts.run_folder import file_stem
+from ..files.spec.splits import TEST
 from ..reporter import Reporter
 from .hyperparameters import Hyperparameters, OpenHyperparameters, noise_is_from_train, settled_by_spec
 from .rows.row_shards import SplitRows
 from .rows.row_storage import open_rows
+from .rows.test_sets import TestSet
 from .run import Run
 from .store import Content, Key, Stored
 
@@ -67,6 +69,11 @@ class PredictedRows:
     rows: Rows
     split: str
     prior: Tensor  # v (p,)
+
+    @property
+    def test(self) -> TestSet | None:
+        """The set of test rows that they are, if they are one: only predictions of those are stored."""
+        return self.run.test_of(self.split)
 
     @property
     def jacobian(self) -> Jacobian:
@@ -191,6 +198,8 @@ class Problem:
         return self.predicted("train").products
 
     def predicted(self, split: str) -> PredictedRows:
+        if split == TEST and self.run.tests:
+            split = self.run.tests[0].split
         if split not in self._predicted:
             self._predicted[split] = PredictedRows(self.run, self.rows, split, self.hyperparameters.prior)
         return self._predicted[split]
@@ -202,6 +211,7 @@ class Problem:
 
     @cached_property
     def calibrator(self) -> Calibrator:
+        """Of the held-out rows; the factors for other rows are those of all of them together."""
         targets, run = self.run.targets(self.run.held_out), self.run
         assert targets is not None, "they were checked before"
         n_folds = run.job.posterior.folds if run.held_out == "test" else None

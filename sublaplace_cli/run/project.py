@@ -2,25 +2,27 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import __version__
 from ..catalog import CALIBRATED, load, task_of
 from ..core.likelihoods import Likelihood
 from ..core.network.layout import Layout
 from ..errors import UserError
 from ..files.artifacts.atomic import digest_of, digest_of_files
-from ..files.artifacts.run_folder import fingerprint
+from ..files.data.datasets import origin_of
+from ..files.data.tokenizing import tokenizer_files
+from ..files.networks.huggingface.network import folder_files
 from ..files.networks.loading import Network, NetworkSource, load_network
-from ..files.spec.data import OOD
+from ..files.spec.data import DataSpec
 from ..files.spec.loading import LoadedSpec
 from ..files.spec.models import ModelSpec, Spec
-from ..results.metric_table import METRIC_VERSION
+from ..files.spec.splits import TEST
 from .job import Job, ProjectOptions
+from .rows.test_sets import check_test_files, with_one_test_set, with_test_files
 
 ADD_VALIDATION = "add data.splits.validation, with rows that are neither trained on nor tested"
 
@@ -33,9 +35,19 @@ class Project:
     options: ProjectOptions
     memory: int  # bytes of host memory for reading files
 
-    @property
+    @cached_property
     def spec(self) -> Spec:
-        return self.loaded.spec
+        check_test_files(self.options.test_files, self.loaded.spec.data)
+        return _with_data(self.loaded.spec, with_test_files(self.loaded.spec.data, self.options.test_files))
+
+    def identifying_spec(self, job: Job, with_train: bool) -> Spec:
+        """The spec that identifies a run: of its test rows only those that something may be fitted to.
+
+        Artifacts of the other sets say which rows they are of, so that one run folder serves all sets.
+        """
+        with_own_rows = not with_train or fits_test_rows(job, self)
+        spec = self.spec if with_own_rows else self.loaded.spec
+        return _with_data(spec, with_one_test_set(spec.data))
 
     @property
     def likelihood(self) -> Callable[[], Likelihood]:
@@ -43,11 +55,27 @@ class Project:
         return load(task_of(self.spec.task, self.spec.outputs).entry)
 
     def resolve(self, value: str, field: str) -> Path:
+        if self._is_named_by_hand(Path(value)):
+            return Path(value)
         return self.loaded.resolve(value, field, self.options.allow_outside)
+
+    def _is_named_by_hand(self, path: Path) -> bool:
+        """Whether the command line names the file, or the folder that it is in."""
+        named = [own.resolve() for own in self.options.test_files.values()] if path.is_absolute() else []
+        return any(path.resolve().is_relative_to(own) for own in named)
 
     def load_network(self, part: ModelSpec, field: str, weights_path: Path | None = None) -> Network:
         source = NetworkSource(self.resolve, self.options.allow_code, self.loaded.folder, self.memory)
         return load_network(part, source, field=field, weights_path=weights_path)
+
+    @cached_property
+    def texts_digest(self) -> str | None:
+        """Of what turns texts into tokens; None without texts."""
+        text = self.spec.data.text
+        if text is None:
+            return None
+        tokenizer = digest_of_files(tokenizer_files(self.spec, self.resolve))
+        return digest_of([text.max_length, text.pair is not None, tokenizer])
 
     def reference_files(self) -> dict[str, list[Path]]:
         """Files of the oracle and the ensemble, all of them existing."""
@@ -61,9 +89,14 @@ class Project:
                 "oracle.build.exported": oracle.build.exported if oracle.build else None,
             }
         )
+        build = oracle.build if oracle is not None and oracle.build and oracle.build.huggingface else None
+        of_folder = [] if build is None else folder_files(build, "oracle.build", self.resolve)
         members = [] if ensemble is None else ensemble.checkpoints
         return {
-            "oracle": [self._existing(value, field) for field, value in of_oracle.items() if value is not None],
+            "oracle": [
+                *(self._existing(value, field) for field, value in of_oracle.items() if value is not None),
+                *of_folder,
+            ],
             "ensemble": [self._existing(value, "ensemble.checkpoints") for value in members],
         }
 
@@ -72,6 +105,10 @@ class Project:
         if not path.is_file():
             raise UserError(f"{self.loaded.path}: {field}: {path} does not exist")
         return path
+
+
+def _with_data(spec: Spec, data: DataSpec) -> Spec:
+    return spec if data is spec.data else spec.model_copy(update={"data": data})
 
 
 def prior_vector(prior: object, layout: Layout, spec: Path) -> Tensor:
@@ -88,79 +125,10 @@ def _number(prior: object) -> float:
     return float(prior) if isinstance(prior, (int, float)) else 1.0
 
 
-def identity_of(
-    job: Job, project: Project, files: dict[str, list[Path]], device: torch.device, reference: str
-) -> dict[str, Any]:
-    """What identifies a run, as plain data: its files and every option that changes a number.
-
-    `reference` is the name under which the rows that scores are taken over are stored.
-    """
-    spec, chosen = project.spec, job.selection
-    described = spec.model_dump(mode="json", by_alias=True)
-    described.pop("gate")  # it checks numbers and changes none
-    if not spec.data.ood_sets and described["data"]["splits"]:
-        described["data"]["splits"].pop(OOD)  # so that other specs keep their run folders and baselines
-    if described["data"]["columns"] and described["data"]["columns"]["exclude"] is None:
-        described["data"]["columns"].pop("exclude")  # likewise
-    if described["model"].get("weights"):
-        described["model"]["weights"].pop("path", None)  # its content counts, not its name
-    prior = spec.posterior.prior_precision
-    if isinstance(prior, dict):
-        described["posterior"]["prior_precision"] = list(prior.items())  # in order: the first match counts
-    return {
-        "weights": digest_of_files(files["weights"]),
-        "data": digest_of_files(files["data"], project.loaded.folder),
-        "oracle": digest_of_files(files["oracle"]) if files["oracle"] else None,
-        "ensemble": digest_of_files(files["ensemble"]) if files["ensemble"] else None,
-        "spec": described,
-        "options": {
-            "dtype": job.compute.dtype,
-            "gram_dtype": job.compute.gram_dtype,
-            "seed": chosen.seed,
-            "score": chosen.score,
-            "reference": reference,
-            "pool": chosen.pool,
-            "device": device.type,
-            # Without a full posterior an open prior is tuned for the one sub-network: another one is another run.
-            "tuned_for": [chosen.method, chosen.k] if job.posterior.full == "none" and _is_open(project) else None,
-        },
-    }
-
-
-def metadata_of(
-    job: Job, project: Project, identity: Mapping[str, Any], device: torch.device, layout: Layout
-) -> dict[str, Any]:
-    """What every artifact of a run says about it."""
-    return {
-        "tool": __version__,
-        "torch": torch.__version__,
-        "device": device.type,
-        "dtype": job.compute.dtype,
-        "seed": job.selection.seed,
-        "spec": project.spec.model_dump(mode="json", by_alias=True),
-        "spec_sha256": project.loaded.sha256,
-        "weights_sha256": identity["weights"],
-        "data_sha256": identity["data"],
-        "parameters": parameter_table(layout),
-    }
-
-
-def parameter_table(layout: Layout) -> list[list[Any]]:
-    """Name, shape and offset of each trainable parameter, as artifacts hold them."""
-    return [[parameter.name, list(parameter.shape), parameter.offset] for parameter in layout.parameters]
-
-
-def _is_open(project: Project) -> bool:
-    posterior = project.spec.posterior
-    prior = posterior.prior_precision
-    values = list(prior.values()) if isinstance(prior, dict) else [prior]
-    return posterior.noise_variance == "marglik" or any(not isinstance(value, (int, float)) for value in values)
-
-
 def split_names(job: Job, project: Project, with_train: bool) -> list[str]:
     """The names in order; without the training rows if a stored posterior predicts."""
     posterior = project.spec.posterior
-    needed, welcome = job.split_names()
+    needed, welcome = _asked_splits(job)
     names = [*(["train"] if with_train else []), *needed, *(name for name in welcome if _has(project, name))]
     if with_train:
         names += _held_out(job, project)
@@ -171,9 +139,33 @@ def split_names(job: Job, project: Project, with_train: bool) -> list[str]:
                 "--conformal needs rows of its own: the spec has no split 'validation'", hint=ADD_VALIDATION
             )
         names.append("validation")
+    if job.command in ("jacobians", "evaluate") and TEST in names:
+        names += list(project.spec.data.test_sets)
     if job.command == "evaluate":
         names += list(project.spec.data.ood_sets)
     return list(dict.fromkeys(names))
+
+
+def _asked_splits(job: Job) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Splits that the command requires, and those that it uses if the spec has them."""
+    if job.posterior.posterior is not None:
+        return ("test",), ()
+    only_rows = job.command == "jacobians" and not job.selection.scores_only
+    needs = ["train"] if only_rows else ["train", "reference"]
+    if job.command == "evaluate" or job.selection.reference == "test":
+        needs.append("test")
+    if not only_rows:
+        return tuple(needs), ()
+    if job.selection.split == "all":
+        return (*needs, "reference"), ("test",)
+    return (*needs, job.selection.split), ()
+
+
+def fits_test_rows(job: Job, project: Project) -> bool:
+    """Whether test rows take part in the scores, or a number is fitted to their targets."""
+    data, noise = project.spec.data, getattr(project.spec.posterior.noise_variance, "from_", None)
+    used = ["train", job.selection.reference, *_held_out(job, project), *([] if noise is None else [noise])]
+    return any(origin_of(data, name) in data.test_sets for name in used)
 
 
 def _held_out(job: Job, project: Project) -> list[str]:
@@ -189,33 +181,3 @@ def _held_out(job: Job, project: Project) -> list[str]:
 
 def _has(project: Project, name: str) -> bool:
     return getattr(project.spec.data.splits, name, None) is not None
-
-
-def provenance_of(identity: dict[str, Any], options: dict[str, Any], job: Job) -> dict[str, Any]:
-    """What a result was made from, and what two results must share to be compared: `options`, among others."""
-    spec, asked = _without_paths(identity["spec"]), job.posterior
-    rows = [identity["data"], spec["data"], spec["task"], spec["model"].get("wrap")]
-    rows += [] if spec["outputs"] is None else [spec["outputs"]]  # so that the usual ones keep their baselines
-    oracle = None if identity["oracle"] is None else digest_of([identity["oracle"], spec["oracle"]])
-    return {
-        "tool": __version__,
-        "torch": torch.__version__,
-        "metrics": METRIC_VERSION,
-        "fingerprint": fingerprint(identity),
-        "weights_sha256": identity["weights"],
-        "data_sha256": identity["data"],
-        "rows_sha256": digest_of(rows),
-        "oracle_sha256": oracle,
-        "outputs": spec["outputs"],
-        **options,
-        "conformal": None if asked.conformal is None else {"level": asked.conformal, "by": asked.conformal_by},
-        "dtype": job.compute.dtype,
-        "seed": job.selection.seed,
-    }
-
-
-def _without_paths(data: Any) -> Any:
-    """A part of the spec without the paths of its files."""
-    if isinstance(data, dict):
-        return {key: _without_paths(value) for key, value in data.items() if key not in ("path", "predictions")}
-    return [_without_paths(value) for value in data] if isinstance(data, list) else data

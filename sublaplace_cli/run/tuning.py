@@ -24,6 +24,7 @@ from ..core.tuning.marglik import Evidence, Optimum, maximise
 from ..core.tuning.nll import Spectrum, minimise
 from ..errors import Reason, RunError
 from ..files.artifacts.artifact import Artifact
+from ..files.spec.splits import TEST
 from .hyperparameters import Hyperparameters, OpenHyperparameters, settled_by_spec
 from .problem import Problem, Rows
 from .project import prior_vector
@@ -114,9 +115,7 @@ class _Tuner:
     def _report(self, best: Optimum, prior_precision: Any) -> dict[str, Any]:
         """Report the optimum; returns its part of the result."""
         by_nll, start = self.open_parts.by_nll, self.start
-        criterion, what = (
-            ("nll", f"nll on the {self.run.held_out} rows") if by_nll else ("log_evidence", "marginal likelihood")
-        )
+        criterion, what = ("nll", f"nll on the {self._held_out}") if by_nll else ("log_evidence", "marginal likelihood")
         bounds = [nll.LEAST_ALPHA, nll.MOST_ALPHA] if by_nll else [marglik.LEAST, marglik.MOST]
         whose = "the full posterior" if self.S is None else "the sub-network"
         sigma2 = None if start.noise_variance is None else best.sigma2
@@ -145,6 +144,13 @@ class _Tuner:
             **({"by_fold": list(best.by_fold)} if best.by_fold else {}),
             **({"at_bound": _at_a_bound(best.alphas[0])} if best.at_a_bound and by_nll else {}),
         }
+
+    @property
+    def _held_out(self) -> str:
+        """The rows to tune on, in words."""
+        run = self.run
+        of_set = f" of {run.tests[0].name}" if run.held_out == TEST and len(run.tests) > 1 else ""
+        return f"{run.held_out} rows{of_set}"
 
     @property
     def _n_terms(self) -> int:

@@ -13,6 +13,7 @@ from commands.in_process import Notes, result_of
 from sublaplace_cli.cli.advice import hint_of
 from sublaplace_cli.cli.settings import Settings
 from sublaplace_cli.commands import evaluate
+from sublaplace_cli.commands.plan import Estimate
 from sublaplace_cli.core.jacobian.capture import Capture, Captured
 from sublaplace_cli.core.network.forward import Inputs, row_count
 from sublaplace_cli.errors import SublaplaceError
@@ -42,6 +43,7 @@ def with_room_for(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
         return whole(self, inputs, **more)
 
     monkeypatch.setattr(Capture, "__call__", limited)
+    monkeypatch.setattr(Estimate, "expectation", lambda self: None)  # it makes passes of its own
     return sizes
 
 
@@ -50,7 +52,7 @@ def test_passes_are_halved_until_they_fit(
     project: Project, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
 ) -> None:
     expected = run(project, Notes(), "whole", **options)
-    monkeypatch.setattr("sublaplace_cli.run.run.prepare_capture", prepared_with_room(monkeypatch))
+    monkeypatch.setattr("sublaplace_cli.run.open_run.prepare_capture", prepared_with_room(monkeypatch))
     sizes, notes = with_room_for(monkeypatch, 3), Notes()
     found = run(project, notes, "halved", **options)
     said = [note for note in notes.said if "out of memory" in note]
@@ -66,7 +68,7 @@ def test_passes_are_halved_until_they_fit(
 
 
 def test_one_row_that_does_not_fit_is_an_error(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sublaplace_cli.run.run.prepare_capture", prepared_with_room(monkeypatch))
+    monkeypatch.setattr("sublaplace_cli.run.open_run.prepare_capture", prepared_with_room(monkeypatch))
     with_room_for(monkeypatch, 0)
     with pytest.raises(torch.OutOfMemoryError):
         run(project, Notes(), "none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,29 @@ def test_a_baseline_alone_reports_and_never_fails(tmp_path):
     assert exit_code(found) == 0
     (change,) = found.gate.changes
     assert (change.change, change.worse) == (pytest.approx(8.9), True)
+
+
+def test_a_limit_on_one_set_of_test_rows():
+    rows = [dataclasses.replace(row(nll=value), set=name) for name, value in (("a", 1.0), ("b", 2.0))]
+    both, one, gone = (
+        judge(result(*rows), parse_limits([text], []), None, False).gate.checks
+        for text in ("nll > 1.5", "b/*: nll > 1.5", "c/*: nll > 1.5")
+    )
+    assert [(check.row.set, check.passed) for check in both] == [("a", True), ("b", False)]
+    assert [check.as_dict()["set"] for check in one] == ["b"]
+    assert one[0].description.startswith("b/gradient (k = 5): nll = 2, ")
+    assert gone[0].passed is None
+    assert gone[0].why == "there is no such row, only a/gradient (k = 5), b/gradient (k = 5)"
+
+
+def test_a_baseline_has_a_row_for_each_set(tmp_path):
+    rows = [dataclasses.replace(row(nll=value), set=name) for name, value in (("a", 1.0), ("b", 2.0))]
+    before, limits = saved(tmp_path, *rows), parse_limits([], ["nll=0.5"])
+    found = judge(result(*reversed(rows)), limits, before, False).gate
+    assert [(check.row.set, check.change) for check in found.checks] == [("b", 0.0), ("a", 0.0)]
+    assert [change["set"] for change in found.as_dict()["baseline"]["changes"]] == ["b", "a"]
+    named = judge(result(row(nll=1.0)), limits, before, False).gate
+    assert named.passed is None  # there is no row without a set
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,29 @@ def test_a_limit_may_name_its_row(text, row, metric):
     assert parse_max_regression(text.replace(" > 0.1", "=5%")) == Limit(metric, "max_regression", 0.05, True, row)
 
 
+@pytest.mark.parametrize(
+    ("place", "set_name", "row"),
+    [
+        ("shifted/full", "shifted", "full"),
+        ("shifted/*", "shifted", None),
+        (" b_2/gradient (k = 200) ", "b_2", "gradient (k = 200)"),
+        ("b/names:layer/3.[a/b]*", "b", "names:layer/3.[a/b]*"),
+        ("names:layer/3.[a/b]*", None, "names:layer/3.[a/b]*"),
+        ("b/own.code:pick", "b", "own.code:pick"),
+    ],
+)
+def test_a_limit_may_name_its_set(place, set_name, row):
+    assert parse_fail_if(f"{place}: nll > 0.1") == Limit("nll", "max", 0.1, row=row, set=set_name)
+    expected = Limit("nll", "max_regression", 0.05, True, row, set_name)
+    assert parse_max_regression(f"{place}: nll=5%") == expected
+
+
+@pytest.mark.parametrize("place", ["shifted/", "/full", "2b/full", "shifted/ful", "*", "a/b/full"])
+def test_places_that_no_row_can_have(place):
+    with pytest.raises(UserError, match="unknown row"):
+        parse_fail_if(f"{place}: nll > 0.1")
+
+
 @pytest.mark.parametrize("text", ["ful: w2 > 1", ": w2 > 1", "w2: w2 > 1", "full (k = 2: w2 > 1"])
 def test_rows_that_no_result_can_have(text):
     with pytest.raises(UserError, match="unknown row") as error:

@@ -16,6 +16,22 @@ from sublaplace_cli.results.sweep import combine, combine_plans
 A, B = ("a.pt", 0), ("b.pt", 0)
 
 
+def test_sets_of_test_rows_have_means_of_their_own():
+    def run(clean, shifted):
+        change = {"set": "b", "reference": "a", "method": "gradient", "k": 5, "metric": "nll"}
+        change |= {"difference": shifted - clean, "standard_error": 0.5, "paired": True}
+        rows = (dataclasses.replace(row(nll=value), set=name) for name, value in (("a", clean), ("b", shifted)))
+        return result(*rows, details={"differences": [change], "test_sets": [{"name": "a", "rows": 2}]})
+
+    found = combine([A, B], [run(1.0, 4.0), run(3.0, 5.0)])
+    assert [(mean.set, mean.value("nll"), mean.error("nll")) for mean in found.mean] == [
+        *(("a", 2.0, 1.0), ("b", 4.5, pytest.approx(0.5)))
+    ]
+    (change,) = found.differences
+    assert (change.difference, change.standard_error) == (2.5, pytest.approx(0.5))
+    assert found.test_sets == {"a": 2}
+
+
 def test_the_json_of_a_sweep():
     first = dataclasses.replace(
         result(row(w2=1.0, w2_se=0.5, nll=2.0), full=row("full", 9, nll=1.0), details={"tuned": {"x": 1}}),
@@ -121,6 +137,7 @@ def test_plans_add_up():
     plans = [
         Listing(
             {"schema": 1, "dry_run": True, "run_dir": name, "memory_limit": 9, "memory_estimate": size}
+            | {"seconds_estimate": size, "seconds_by_step": {name: 1, "full": size - 1}, "estimate": "about 1 s"}
             | {"bytes_to_write": size, "files": {"scores": size}, "reused": ["old"]}
         )
         for name, size in (("x", 5), ("y", 3))
@@ -128,6 +145,7 @@ def test_plans_add_up():
     assert json.dumps(combine_plans(["a.pt", "b.pt"], plans).as_dict()) == json.dumps(
         {
             **{"schema": 1, "dry_run": True, "run_dir": ["x", "y"], "memory_limit": 9, "memory_estimate": 5},
+            **{"seconds_estimate": 8, "seconds_by_step": {"x": 1.0, "full": 6.0, "y": 1.0}},
             **{"bytes_to_write": 8, "files": {"1/scores": 5, "2/scores": 3}, "reused": ["1/old", "2/old"]},
             **{"runs": 2, "checkpoints": ["a.pt", "b.pt"]},
         }

@@ -1,7 +1,8 @@
 """From a prediction to a row of the result: every metric of the table."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -36,15 +37,27 @@ def setup_of(run: Run, n_train: int, noise_variance: float | None, prior_precisi
     )
 
 
-def measured_row(prediction: Prediction, known: Comparison, metrics: Iterable[Metric] = METRICS.values()) -> Row:
+@dataclass(frozen=True)
+class Measured:
+    """A row of the result, and the values that some of its metrics are the mean of, by test row."""
+
+    row: Row
+    by_row: Mapping[str, Tensor]
+
+
+def measured(prediction: Prediction, known: Comparison, metrics: Iterable[Metric] = METRICS.values()) -> Measured:
     """The metrics of one prediction, with the reasons for those that are missing."""
     functions = _functions()
     values: dict[str, float | None] = {}
     why: dict[str, str] = {}
+    by_row: dict[str, Tensor] = {}
     for metric in metrics:
         if metric.needs == "bracket" and known.std_bounds is None:
             continue
-        for name, value in _values(metric, functions[metric.name], prediction, known).items():
+        found = _found(functions[metric.name], prediction, known)
+        if isinstance(found, Tensor):
+            by_row[metric.name] = found
+        for name, value in _values(metric, found).items():
             values[name] = value if isinstance(value, float) else None
             if isinstance(value, str):
                 why[name] = value
@@ -52,7 +65,12 @@ def measured_row(prediction: Prediction, known: Comparison, metrics: Iterable[Me
         why["w2"] = "its mean is another one: the spreads alone are compared"
     if prediction.indices is None and (values.get("retained") or 0.0) > 1 + FULL_ROUNDING:
         why["retained"] = MORE_THAN_FULL
-    return Row(prediction.method, prediction.k, values, why)
+    return Measured(Row(prediction.method, prediction.k, values, why), by_row)
+
+
+def measured_row(prediction: Prediction, known: Comparison, metrics: Iterable[Metric] = METRICS.values()) -> Row:
+    """The row alone."""
+    return measured(prediction, known, metrics).row
 
 
 @cache
@@ -60,14 +78,19 @@ def _functions() -> dict[str, Callable[..., Tensor | float]]:
     return {metric.name: getattr(import_module(metric.module), metric.name) for metric in METRICS.values()}
 
 
-def _values(
-    metric: Metric, compute: Callable[..., Tensor | float], prediction: Prediction, known: Comparison
-) -> dict[str, float | str]:
-    """The metric and, for a mean over rows, its standard error (ddof 1); a text says why a number is missing."""
+def _found(
+    compute: Callable[..., Tensor | float], prediction: Prediction, known: Comparison
+) -> Tensor | float | NotApplicable:
     try:
-        found = compute(prediction, known)
+        return compute(prediction, known)
     except NotApplicable as reason:
-        return dict.fromkeys((metric.name, f"{metric.name}_se") if metric.per_row else (metric.name,), str(reason))
+        return reason
+
+
+def _values(metric: Metric, found: Tensor | float | NotApplicable) -> dict[str, float | str]:
+    """The metric and, for a mean over rows, its standard error (ddof 1); a text says why a number is missing."""
+    if isinstance(found, NotApplicable):
+        return dict.fromkeys((metric.name, f"{metric.name}_se") if metric.per_row else (metric.name,), str(found))
     if not isinstance(found, Tensor):
         return {metric.name: _finite(found)}
     error: float | str = "one row has no standard error"

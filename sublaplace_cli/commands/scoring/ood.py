@@ -8,8 +8,8 @@ from ...core.metrics import NotApplicable
 from ...core.ood import scores
 from ...core.prediction import Comparison, OodSet, Prediction
 from ...core.ranks import auroc
+from ...results.figures import OodScore
 from ...results.metric_table import METRICS
-from ...results.result import OodScore
 from ...run.posteriors.calibration import MAP
 from .measuring import measured_row
 

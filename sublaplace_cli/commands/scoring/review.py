@@ -3,10 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...core.prediction import Comparison, Prediction
+from ...files.data.datasets import Split
 from ...run.run import Run
 
 
@@ -21,9 +23,13 @@ def review(run: Run, prediction: Prediction, known: Comparison) -> dict[str, Any
     columns |= _predicted(prediction, known)
     if known.targets is not None:
         columns |= _by_target("target", known.targets)
+    columns = _in_data_units(columns, run.split("test"))
     chosen = {name: values[order].tolist() for name, values in columns.items()}
+    if run.classes is not None:
+        chosen |= {name: [run.classes[i] for i in chosen[name]] for name in ("predicted", "target") if name in chosen}
     rows = [{name: values[i] for name, values in chosen.items()} for i in range(len(order))]
-    return {"review": {"method": prediction.method, "k": prediction.k, "rows": rows}}
+    of_set = {"set": run.tests[0].name} if len(run.tests) > 1 else {}  # the first one
+    return {"review": {**of_set, "method": prediction.method, "k": prediction.k, "rows": rows}}
 
 
 def _predicted(prediction: Prediction, known: Comparison) -> dict[str, Tensor]:
@@ -33,6 +39,19 @@ def _predicted(prediction: Prediction, known: Comparison) -> dict[str, Tensor]:
     noise = known.likelihood.noise(prediction.outputs)
     total = {} if noise is None else _by_target("total_std", (prediction.std.square() + noise).sqrt())
     return {**_by_target("predicted", prediction.mean), **_by_target("std", prediction.std), **total}
+
+
+def _in_data_units(columns: dict[str, Tensor], split: Split) -> dict[str, Tensor]:
+    """Predictions and targets as people know them, where the targets were standardised."""
+    if split.target_scale is None:
+        return columns
+    scales = zip(np.ravel(split.target_scale.mean).tolist(), np.ravel(split.target_scale.std).tolist(), strict=True)
+    for i, (mean, std) in enumerate(scales):
+        for name in ("predicted", "target", "std", "total_std"):
+            own = name if name in columns else f"{name}_{i}"
+            if own in columns:
+                columns[own] = columns[own] * std + (0.0 if name.endswith("std") else mean)
+    return columns
 
 
 def _by_target(name: str, values: Tensor) -> dict[str, Tensor]:

@@ -8,9 +8,9 @@ import numpy as np
 
 from ... import catalog
 from ...errors import UserError
-from ...files.data.sources import ReadRequest
+from ...files.data.sources import ReadRequest, TargetRequest
 from ...files.reading import check_directory, check_header, reading
-from ...files.spec.data import ArraysSpec
+from ...files.spec.columns import ArraysSpec
 from .inference import Inference
 
 SPLIT_WORDS = {"train": "train", "training": "train", "test": "test", "val": "validation", "valid": "validation"}
@@ -51,7 +51,8 @@ def choose_arrays(path: Path, format_name: str, memory: int) -> ChosenArrays:
         raise UserError(f"{path}: none of its arrays is called like an input ({', '.join(INPUT_ARRAYS)})", hint=hint)
     first = "train" if "train" in inputs else next(iter(inputs))
     chosen = ArraysSpec(input=inputs[first], target=targets.get(first))
-    source = catalog.load(catalog.DATA_FORMATS[format_name])(ReadRequest(path, None, chosen, None, memory))
+    request = ReadRequest(path, None, chosen, None, memory, targets=TargetRequest(takes_labels=True))
+    source = catalog.load(catalog.DATA_FORMATS[format_name])(request)
     X = source.inputs if isinstance(source.inputs, np.ndarray) else None
     shown = inputs[first] if isinstance(inputs[first], str) else ", ".join(inputs[first])
     findings = [Inference("inputs", str(shown), "likely", "names of the arrays")]

@@ -1,9 +1,6 @@
 """A checkpoint → how its network may be built, from the names and shapes of its tensors alone."""
 
-import json
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,38 +9,21 @@ import torch
 from torch import Tensor
 
 from ...architectures.cifar_resnet import DEPTHS, cifar_resnet
-from ...errors import UserError
 from ...files.networks.checkpoints import PICKLE_SUFFIXES, load_state
 from ...files.networks.exported import load_exported
-from ...files.networks.loading import COMMON_PREFIXES
-from ...json_files import parse_json
-from .inference import Inference
+from ...files.networks.names import natural_order, without_common_prefixes
+from .huggingface import guess_from_folder
+from .inference import Inference, NetworkGuess
 
 CHECKPOINT_SUFFIXES = (".safetensors", ".pt2", *PICKLE_SUFFIXES)
-MOST_CONFIG_BYTES = 2**20
 MOST_ORDERS = 1000  # of layers that are tried
 SHAPES_SHOWN = 40
-
-
-@dataclass(frozen=True)
-class NetworkGuess:
-    """The `model` section of the spec."""
-
-    build: dict[str, Any]
-    weights: dict[str, Any]
-    findings: tuple[Inference, ...]
-    n_inputs: int | None = None  # numbers per row, if it takes a table
-    n_outputs: int | None = None
-    takes: str = "numbers"  # or "text", "images"
-    state: dict[str, Tensor] = field(default_factory=dict)  # under the names of the built network
-    module: torch.nn.Module | None = None  # an exported network
-    stub: str | None = None  # Python code to complete
 
 
 def guess_network(path: Path, shown: str, memory: int) -> NetworkGuess:
     """`shown` is the path as the spec names it."""
     if path.is_dir():
-        return _huggingface(path, shown)
+        return guess_from_folder(path, shown)
     if path.suffix == ".pt2":
         module = load_exported(path, memory=memory)
         finding = Inference(
@@ -51,7 +31,8 @@ def guess_network(path: Path, shown: str, memory: int) -> NetworkGuess:
         )
         return NetworkGuess({"exported": shown}, {}, (finding,), module=module)
     state = load_state(path, memory=memory)
-    prefix, state = _without_common_prefix(state)
+    first, state = next(iter(state), ""), without_common_prefixes(state)[-1]
+    prefix = first.removesuffix(next(iter(state), ""))
     weights: dict[str, Any] = {"path": shown} | ({"strip_prefix": prefix} if prefix else {})
     for recognise in (_cifar_resnet, _mlp):
         guess = recognise(path, state, weights)
@@ -62,33 +43,6 @@ def guess_network(path: Path, shown: str, memory: int) -> NetworkGuess:
 
 def _count(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def _without_common_prefix(state: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
-    """What DataParallel, Lightning and torch.compile put before every key, and the state without it."""
-    removed, current = "", dict(state)
-    while prefix := next((p for p in COMMON_PREFIXES if current and all(n.startswith(p) for n in current)), None):
-        removed += prefix
-        current = {name.removeprefix(prefix): tensor for name, tensor in current.items()}
-    return removed, current
-
-
-def _huggingface(path: Path, shown: str) -> NetworkGuess:
-    config = path / "config.json"
-    if not config.is_file():
-        raise UserError(f"{path}: is a folder without a config.json", hint="expected a Hugging Face folder or a file")
-    if config.stat().st_size > MOST_CONFIG_BYTES:
-        raise UserError(f"{config}: is larger than {MOST_CONFIG_BYTES} bytes", hint="expected a small JSON file")
-    try:
-        content = parse_json(config.read_text(encoding="utf-8"))
-        names = content.get("architectures") or ["?"]
-        labels = content.get("id2label")
-    except (ValueError, AttributeError, OSError) as error:
-        raise UserError(f"{config}: is not a JSON object ({error})", hint="save the model again") from error
-    n_outputs = len(labels) if isinstance(labels, dict) else None
-    takes = "text" if (path / "tokenizer.json").is_file() or (path / "tokenizer_config.json").is_file() else "numbers"
-    finding = Inference("model", f"Hugging Face {json.dumps(names[0])[1:-1]}", "sure", "config.json")
-    return NetworkGuess({"huggingface": shown}, {}, (finding,), n_outputs=n_outputs, takes=takes)
 
 
 def _cifar_resnet(path: Path, state: dict[str, Tensor], weights: dict[str, Any]) -> NetworkGuess | None:
@@ -114,7 +68,7 @@ def _cifar_resnet(path: Path, state: dict[str, Tensor], weights: dict[str, Any])
 
 def _mlp(path: Path, state: dict[str, Tensor], weights: dict[str, Any]) -> NetworkGuess | None:
     """Linear layers only, in an order in which their widths fit."""
-    layers = sorted({name.rpartition(".")[0] for name in state}, key=_natural)
+    layers = sorted({name.rpartition(".")[0] for name in state}, key=natural_order)
     if not layers or {f"{layer}.weight" for layer in layers} - set(state):
         return None
     with_bias = [layer for layer in layers if f"{layer}.bias" in state]
@@ -151,11 +105,6 @@ def _mlp(path: Path, state: dict[str, Tensor], weights: dict[str, Any]) -> Netwo
     }
     build = {"arch": "mlp", "args": args}
     return NetworkGuess(build, weights, tuple(findings), widths[0], widths[-1], state=named)
-
-
-def _natural(name: str) -> list[tuple[bool, int, str]]:
-    """fc2 before fc10."""
-    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d{1,9})", name)]
 
 
 def _orders(layers: list[str], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[list[str]]:

@@ -1,5 +1,6 @@
 """A data file → the `data` section of the spec, and rows to try the network on."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,17 @@ import numpy as np
 
 from ... import catalog
 from ...errors import UserError
+from ...files.data.columnar.arrow_files import is_saved_dataset, saved_splits
 from ...files.data.datasets import require_extra
+from ...files.data.sources import number_in
 from . import table as tables
-from .arrays import ChosenArrays, choose_arrays
-from .checkpoint import NetworkGuess
-from .inference import Inference
-from .task import class_numbers, guess_task, rows_in_order
+from .arrays import TOKEN_ARRAYS, ChosenArrays, choose_arrays
+from .huggingface import guess_length, labels_in
+from .inference import Inference, NetworkGuess
+from .task import MOST_CLASSES, class_numbers, guess_task, rows_in_order
 
-DATA_SUFFIXES = {".csv": "csv", ".parquet": "parquet", ".npz": "npz", ".safetensors": "safetensors"}
+DATA_SUFFIXES = {".csv": "csv", ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".npz": "npz"}
+DATA_SUFFIXES |= {".safetensors": "safetensors"}
 SPREAD = 10.0  # columns are standardised if their scales differ by more, or their means exceed their spread by more
 TRAIN_SHARE = 0.8
 
@@ -44,27 +48,31 @@ class DataGuess:
 
 def guess_data(path: Path, shown: str, network: NetworkGuess, task: str | None, memory: int) -> DataGuess:
     """`shown` is the path as the spec names it."""
-    name = DATA_SUFFIXES.get(path.suffix.lower())
-    if name is None or not path.is_file():
+    is_folder = is_saved_dataset(path)
+    name = "arrow" if is_folder else DATA_SUFFIXES.get(path.suffix.lower())
+    if name is None or not (path.is_file() or is_folder):
         found = "is not a file" if not path.is_file() else f"ends in {path.suffix!a}"
         raise UserError(f"{path}: {found}, expected data ({', '.join(DATA_SUFFIXES)})", hint="write the spec by hand")
     require_extra(name)
     section: dict[str, Any] = {"format": name, "path": shown}
-    if name in ("csv", "parquet"):
+    if name in ("csv", "parquet", "arrow"):
         return _of_table(path, section, network, task, memory)
     return _of_arrays(choose_arrays(path, name, memory), section, network, task)
 
 
 def _of_table(path: Path, section: dict[str, Any], network: NetworkGuess, task: str | None, memory: int) -> DataGuess:
-    is_csv = section["format"] == "csv"
-    table = tables.read_csv_table(path) if is_csv else tables.read_parquet_table(path, memory)
+    form = section["format"]
+    read = {"parquet": tables.read_parquet_table, "arrow": tables.read_arrow_table}
+    table = tables.read_csv_table(path) if form == "csv" else read[form](path, memory)
     chosen = tables.choose_columns(table, network.takes, network.n_inputs)
     target = chosen.target
     if target is None:
         raise UserError(f"{path}: no column can be the target", hint="it needs a column without missing values")
     finding = guess_task(target.cells, network.n_outputs, task)
-    if chosen.text is not None:
-        section["text"] = {"column": chosen.text.name, "max_length": 128}
+    lengths: tuple[Inference, ...] = ()
+    if chosen.text is not None and network.folder is not None:
+        lengths = (guess_length(network.folder, chosen.text.cells),)
+        section["text"] = {"column": chosen.text.name, "max_length": int(lengths[0].value)}
         section["columns"] = {"target": target.name}
     else:
         columns: dict[str, Any] = {"target": target.name, "input": "rest"}
@@ -72,17 +80,52 @@ def _of_table(path: Path, section: dict[str, Any], network: NetworkGuess, task: 
             {"exclude": [column.name for column in chosen.excluded]} if chosen.excluded else {}
         )
     X = np.array([column.numbers for column in chosen.inputs]).T if chosen.inputs else None
+    lists = _list_inputs(table.lists)
+    if lists is not None:
+        section["columns"], X = {"target": target.name, "input": lists}, None
+    found = list(chosen.findings) if lists is None else [f for f in chosen.findings if f.topic == "target"]
+    if lists is not None:
+        shown = lists if isinstance(lists, str) else ", ".join(lists)
+        found.append(Inference("inputs", shown, "likely", "columns of lists"))
+    found += _fix_order(section, finding.value, target.cells, network)
     y = target.numbers if not catalog.TASKS[finding.value].labels else class_numbers(target.cells)
-    other = _sibling(path)
-    if other is not None:
+    other = sibling_of(path)
+    saved = saved_splits(path) if path.is_dir() else []
+    if {"train", "test"} <= set(saved):
+        section["splits"] = {name: {} for name in ("train", "test", "validation") if name in saved}
+        split = Inference("split", ", ".join(section["splits"]), "sure", "names of the saved splits")
+    elif other is not None:
         section["splits"] = {"train": {}, "test": {"path": str(Path(section["path"]).with_name(other.name))}}
         split = Inference(
             "split", f"test rows from {other.name}", "likely", "the file beside it has its name with 'test'"
         )
     else:
         section["splits"], split = _row_split(table.n_rows, target.cells)
-    findings = (*chosen.findings, finding, split)
-    return DataGuess(section, finding.value, findings, X, y, table.n_rows, other is None)
+    findings = (*found, *lengths, finding, split)
+    return DataGuess(section, finding.value, findings, X, y, table.n_rows, other is None and not saved)
+
+
+def _list_inputs(names: Sequence[str]) -> str | dict[str, str] | None:
+    """Columns of lists as the network's inputs: those of a tokenizer, or the only one."""
+    tokens = {name: name for name in TOKEN_ARRAYS if name in names}
+    return tokens or (names[0] if len(names) == 1 else None)
+
+
+def _fix_order(section: dict[str, Any], task: str, cells: Sequence[str], network: NetworkGuess) -> list[Inference]:
+    """`classes` for labels that are texts, if the first rows have as many as the network has outputs."""
+    labels, n_outputs = sorted(set(cells)), network.n_outputs
+    is_text = catalog.TASKS[task].labels and labels and all(number_in(label) is None for label in labels)
+    expected = len(labels) if n_outputs is None else 2 if catalog.TASKS[task].one_logit else n_outputs
+    if not is_text or not 2 <= len(labels) <= MOST_CLASSES or len(labels) != expected:
+        return []
+    section["classes"] = labels
+    by_name = {label.casefold(): label for label in labels}
+    ordered = [label.strip().casefold() for label in labels_in(network.folder)]
+    if sorted(ordered) == sorted(by_name) and len(by_name) == len(labels):
+        section["classes"] = [by_name[name] for name in ordered]
+        return [Inference("classes", ", ".join(section["classes"]), "sure", "id2label of config.json")]
+    reason = "they are sorted; what counts is the order of the network's outputs"
+    return [Inference("classes", ", ".join(labels), "check", reason)]
 
 
 def _of_arrays(chosen: ChosenArrays, section: dict[str, Any], network: NetworkGuess, task: str | None) -> DataGuess:
@@ -101,7 +144,10 @@ def _of_arrays(chosen: ChosenArrays, section: dict[str, Any], network: NetworkGu
         section["splits"], split = _row_split(chosen.n_rows, cells)
     if catalog.TASKS[finding.value].labels and y is not None:
         y = class_numbers(cells)
-    X, findings = chosen.X, (*chosen.findings, finding, split)
+    elif y is not None and y.dtype.kind in "US":
+        y = None
+    ordered = _fix_order(section, finding.value, cells, network)
+    X, findings = chosen.X, (*chosen.findings, *ordered, finding, split)
     if X is not None and X.ndim == 4 and X.dtype == np.uint8:
         last = X.shape[-1] in (1, 3)
         section["transforms"] = [{"scale": 1 / 255}, *([{"permute": [2, 0, 1]}] if last else [])]
@@ -117,7 +163,7 @@ def _of_arrays(chosen: ChosenArrays, section: dict[str, Any], network: NetworkGu
     return DataGuess(section, finding.value, findings, X, y, chosen.n_rows, "arrays" in section)
 
 
-def _sibling(path: Path) -> Path | None:
+def sibling_of(path: Path) -> Path | None:
     """test.csv beside train.csv."""
     other = path.with_name(path.name.replace("train", "test"))
     return other if "train" in path.name and other.is_file() else None

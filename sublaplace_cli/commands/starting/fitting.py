@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -12,8 +12,7 @@ from torch.nn import functional as F
 
 from ... import catalog
 from ...architectures.mlp import ACTIVATIONS, mlp
-from .checkpoint import NetworkGuess
-from .inference import Certainty, Inference
+from .inference import Certainty, Inference, NetworkGuess
 
 FITTED_ROWS = 2000
 GOOD, AHEAD = 0.2, 0.02  # share of the variance or log-likelihood that is explained; lead over the next
@@ -48,8 +47,14 @@ def best_fit(network: NetworkGuess, X: np.ndarray, y: np.ndarray, task: str, ask
             except Exception:  # shapes that do not fit: the evaluation will say what is wrong
                 return None
             found[Setting(activation, name, kind)] = _explained(outputs, targets, task, kind)
-    best = max(found, key=lambda setting: found[setting])
+    best = _usual(max(found, key=lambda setting: found[setting]), found)
     return Fit(best, found[best], tuple(_findings(best, found)))
+
+
+def _usual(best: Setting, found: Mapping[Setting, float]) -> Setting:
+    """relu, where leaky_relu, which differs little, is hardly ahead."""
+    relu = replace(best, activation="relu")
+    return relu if best.activation == "leaky_relu" and found[best] - found.get(relu, -math.inf) < AHEAD else best
 
 
 def _networks(network: NetworkGuess, asked: str | None) -> Iterator[tuple[str | None, Callable[[Tensor], Tensor]]]:
@@ -96,7 +101,7 @@ def _findings(best: Setting, found: dict[Setting, float]) -> Iterator[Inference]
 
 
 def _certainty(best: float, others: Mapping[float, str]) -> Certainty:
-    if best < GOOD:
+    if best < GOOD or best <= max(others, default=-math.inf):
         return "check"
     return "sure" if best - max(others, default=-math.inf) > AHEAD else "likely"
 
@@ -105,7 +110,7 @@ def _reason(best: float, others: Mapping[float, str]) -> str:
     if best < GOOD:
         return "the network does not fit these rows with any setting that was tried"
     next_best = max(others, default=None)
-    versus = "" if next_best is None else f"; next: {others[next_best]}, {_percent(next_best)}"
+    versus = "" if next_best is None else f"; next best: {others[next_best]}, {_percent(next_best)}"
     return f"with it the network explains {_percent(best)} of the targets' variation{versus}"
 
 

@@ -3,17 +3,16 @@
 from collections.abc import Iterator
 from typing import Any
 
-from .checkpoint import NetworkGuess
 from .data import DataGuess
 from .fitting import Setting
-from .inference import Inference, inline
+from .inference import Inference, NetworkGuess, inline
 
 NO_NETWORK = "model.safetensors"  # a placeholder, with a TODO
 COMMENTS = {"check": "  # TODO check: ", "likely": "  # ", "sure": ""}
 
 
 def spec_text(
-    network: NetworkGuess | None, data: DataGuess | None, setting: Setting | None, findings: dict[str, Inference]
+    network: NetworkGuess | None, data: DataGuess | None, setting: Setting, findings: dict[str, Inference]
 ) -> str:
     """Every guess that has to be checked has a TODO beside it."""
     return "\n".join(
@@ -45,7 +44,7 @@ def _task(data: DataGuess | None, findings: dict[str, Inference]) -> Iterator[st
         yield f"task: {data.task}{_comment(findings.get('task'))}"
 
 
-def _model(network: NetworkGuess | None, setting: Setting | None, findings: dict[str, Inference]) -> Iterator[str]:
+def _model(network: NetworkGuess | None, setting: Setting, findings: dict[str, Inference]) -> Iterator[str]:
     if network is None:
         yield "  # TODO: your network; {exported: model.pt2} takes a file of torch.export"
         yield "  build: {arch: mlp, args: {in: 10, hidden: [50, 50], out: 1, act: relu}}"
@@ -53,8 +52,7 @@ def _model(network: NetworkGuess | None, setting: Setting | None, findings: dict
         return
     build = network.build
     if build.get("arch") == "mlp":
-        activation = (setting and setting.activation) or "relu"
-        build = {**build, "args": {**build["args"], "act": activation}}
+        build = {**build, "args": {**build["args"], "act": setting.activation or "relu"}}  # none: no hidden layer
         has_hidden = bool(build["args"]["hidden"])
         comment = _comment(findings.get("activation")) if "activation" in findings else ""
         if has_hidden and "activation" not in findings:
@@ -66,7 +64,7 @@ def _model(network: NetworkGuess | None, setting: Setting | None, findings: dict
         yield f"  weights: {inline(network.weights)}{_comment(findings.get('rename'))}"
 
 
-def _data(data: DataGuess | None, setting: Setting | None, findings: dict[str, Inference]) -> Iterator[str]:
+def _data(data: DataGuess | None, setting: Setting, findings: dict[str, Inference]) -> Iterator[str]:
     if data is None:
         yield "  format: csv  # TODO"
         yield "  path: data.csv  # TODO"
@@ -75,10 +73,11 @@ def _data(data: DataGuess | None, setting: Setting | None, findings: dict[str, I
         return
     section = dict(data.section)
     splits = section.pop("splits")
-    notes = {"columns": "inputs", "arrays": "inputs", "transforms": "transforms", "text": "text"}
+    notes = {"columns": "inputs", "arrays": "inputs", "text": "max_length"}
+    notes |= {key: key for key in ("transforms", "classes")}
     for key, value in section.items():
         yield f"  {key}: {inline(value)}{_comment(findings.get(notes.get(key, '')))}"
-    if standardise := _standardise(data, setting):
+    if standardise := _standardise(setting):
         unsure = [findings.get(f"standardise {side}") for side in standardise]
         comment = next((text for finding in unsure if (text := _comment(finding))), "")
         yield f"  standardise: {inline(standardise)}{comment}"
@@ -87,7 +86,5 @@ def _data(data: DataGuess | None, setting: Setting | None, findings: dict[str, I
         yield f"    {name}: {inline(own)}"
 
 
-def _standardise(data: DataGuess, setting: Setting | None) -> dict[str, Any]:
-    if setting is not None:
-        return {side: kind for side in ("input", "target") if (kind := getattr(setting, side)) != "none"}
-    return {"input": "from-train"} if data.scales_differ else {}
+def _standardise(setting: Setting) -> dict[str, Any]:
+    return {side: kind for side in ("input", "target") if (kind := getattr(setting, side)) != "none"}

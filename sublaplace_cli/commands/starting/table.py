@@ -1,4 +1,4 @@
-"""A csv or parquet table → its columns: which is the target, which are inputs, which to leave out."""
+"""A csv, parquet or Arrow table → its columns: which is the target, which are inputs, which to leave out."""
 
 import csv
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 
 from ...errors import UserError
-from ...files.data.tables import LONGEST_LINE, MISSING_MARKS
+from ...files.data.columnar.arrow_files import batches, open_table, split_folder
+from ...files.data.columnar.values import kind_of
+from ...files.data.csv_rows import LONGEST_LINE
+from ...files.data.sources import MISSING_MARKS
 from ...files.reading import bounded_memory, reading
 from .inference import Inference
 
@@ -20,7 +23,14 @@ MOST_CELLS = 5_000_000
 MOST_COLUMNS = 100_000
 TARGET_COLUMNS = ("target", "targets", "label", "labels", "y", "class", "outcome", "response", "diagnosis", "species")
 INDEX_NAMES = ("", "id", "index", "idx", "row", "row_id", "unnamed: 0", "#")
+ID_ENDINGS = ("_id", " id", "-id")
 COUNT_BYTES = 2**20
+LONG_REASONS = {
+    "text": "it is text",
+    "constant": "all rows have the same value",
+    "index": "it counts the rows",
+    "identifier": "its name, and another number in every row",
+}
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,14 @@ class TableColumn:
             return False
         return position == 0 or str(self.name).strip().lower() in INDEX_NAMES
 
+    @property
+    def is_identifier(self) -> bool:
+        """Whole numbers that are all different, under a telling name."""
+        name = str(self.name).strip().lower()
+        if self.numbers is None or not (name in INDEX_NAMES or name.endswith(ID_ENDINGS)):
+            return False
+        return len(self.distinct) == len(self.cells) and bool((self.numbers == np.round(self.numbers)).all())
+
 
 @dataclass(frozen=True)
 class Table:
@@ -59,6 +77,7 @@ class Table:
     columns: tuple[TableColumn, ...]
     n_rows: int
     has_header: bool
+    lists: tuple[str, ...] = ()  # further columns, whose cells are lists of numbers
 
 
 def read_csv_table(path: Path) -> Table:
@@ -68,6 +87,7 @@ def read_csv_table(path: Path) -> Table:
         if not 0 < len(first) <= MOST_COLUMNS:
             raise ValueError(f"its first line has {len(first)} cells")
         lines = list(islice(cells, min(SURVEYED_ROWS, MOST_CELLS // len(first))))
+        is_whole = next(cells, None) is None
     if any(len(line) != len(first) for line in lines):
         number = next(i for i, line in enumerate(lines) if len(line) != len(first)) + 2
         raise UserError(f"{path}: line {number} has another number of cells than the first", hint="repair the file")
@@ -80,7 +100,8 @@ def read_csv_table(path: Path) -> Table:
         TableColumn(name if has_header else position, tuple(cell.strip() for cell in column))
         for position, (name, column) in enumerate(zip(names, zip(*rows, strict=True), strict=True))
     )
-    return Table(path, tuple(columns), _count_lines(path) - has_header, has_header)
+    n_rows = len(rows) if is_whole else _count_lines(path) - has_header
+    return Table(path, tuple(columns), n_rows, has_header)
 
 
 def _short_lines(handle: Any) -> Iterator[str]:
@@ -118,6 +139,28 @@ def read_parquet_table(path: Path, memory: int) -> Table:
     return Table(path, tuple(TableColumn(n, tuple(c)) for n, c in zip(names, cells, strict=True)), n_rows, True)
 
 
+def read_arrow_table(path: Path, memory: int) -> Table:
+    """The first rows of an Arrow file, or of a saved data set (of its training split, if it has several)."""
+    source = open_table(split_folder(path, "train"), memory)
+    kinds = [kind_of(kind) for kind in source.types]
+    plain = [position for position, kind in enumerate(kinds) if kind not in ("list", "other")]
+    if not plain or len(plain) > MOST_COLUMNS:
+        raise UserError(f"{path}: it has {len(plain)} columns of numbers or texts", hint="write the spec by hand")
+    cells: list[list[str]] = [[] for _ in plain]
+    n_rows = 0
+    for parts in batches(source, plain, memory):
+        room = max(0, min(SURVEYED_ROWS, MOST_CELLS // len(plain)) - n_rows)
+        with reading(path, "not a readable Arrow file"), bounded_memory(memory):
+            for column, part in zip(cells, parts, strict=True):
+                column += ["" if value is None else str(value) for value in part.slice(0, room).to_pylist()]
+        n_rows += len(parts[0])
+    if n_rows == 0:
+        raise UserError(f"{path} has no rows", hint="use a file with data")
+    columns = tuple(TableColumn(source.names[p], tuple(own)) for p, own in zip(plain, cells, strict=True))
+    lists = tuple(name for name, kind in zip(source.names, kinds, strict=True) if kind == "list")
+    return Table(path, columns, n_rows, True, lists)
+
+
 @dataclass(frozen=True)
 class ChosenColumns:
     target: TableColumn | None
@@ -151,9 +194,7 @@ def choose_columns(table: Table, takes: str, n_inputs: int | None) -> ChosenColu
 
 
 def _long_reason(reason: str) -> str:
-    return {"text": "it is text", "constant": "all rows have the same value", "index": "it counts the rows"}.get(
-        reason, reason
-    )
+    return LONG_REASONS.get(reason, reason)
 
 
 def _reasons_against(table: Table) -> Iterator[tuple[str | int, str]]:
@@ -166,6 +207,8 @@ def _reasons_against(table: Table) -> Iterator[tuple[str | int, str]]:
             yield column.name, "text"
         elif column.is_index(position):
             yield column.name, "index"
+        elif column.is_identifier:
+            yield column.name, "identifier"
 
 
 def _refuse_incomplete_target(table: Table) -> None:
@@ -200,7 +243,8 @@ def _fitting_inputs(
         return inputs, Inference(
             "inputs", f"{len(inputs)} columns", "likely", "all columns of numbers besides the target"
         )
-    for also in ((), ("constant",), ("index",), ("constant", "index")):
+    numbering = ("index", "identifier")
+    for also in ((), ("constant",), numbering, ("constant", *numbering)):
         some = [c for c in table.columns if c is not target and (c in inputs or reasons.get(c.name) in also)]
         if len(some) == wanted:
             return some, Inference("inputs", f"{wanted} columns", "sure", "as many as the network takes")

@@ -23,8 +23,10 @@ def guess_task(cells: Sequence[str], n_outputs: int | None, asked: str | None) -
         return Inference("task", "multiclass", "sure", f"{len(distinct)} labels")
     whole = bool((numbers == np.round(numbers)).all())
     if whole and set(numbers) <= {0.0, 1.0}:
-        if n_outputs == 2:
-            return Inference("task", "multiclass", "sure", "targets are 0 and 1, and the network has 2 outputs")
+        if n_outputs is not None and n_outputs > 1:
+            return Inference(
+                "task", "multiclass", "sure", f"targets are 0 and 1, and the network has {n_outputs} outputs"
+            )
         return Inference("task", "binary", "sure" if n_outputs == 1 else "likely", "targets are 0 and 1")
     if whole and n_outputs is not None and n_outputs > 2 and numbers.min() >= 0 and numbers.max() < n_outputs:
         return Inference("task", "multiclass", "sure", f"whole targets below {n_outputs}, the number of outputs")
@@ -54,6 +56,6 @@ def rows_in_order(cells: Sequence[str]) -> bool:
     if distinct < 2:
         return False
     changes = sum(one != two for one, two in pairwise(cells))
-    if changes < 2 * distinct:
+    if changes < 2 * distinct and 2 * changes < len(cells):  # values that are all different form no groups
         return True
     return numbers is not None and bool((np.diff(numbers) >= 0).all() or (np.diff(numbers) <= 0).all())

@@ -1,7 +1,8 @@
 """Predictions whose size is fitted to the targets of held-out rows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -11,18 +12,33 @@ from ...core.gaussian import Gaussian, diagonal_covariance
 from ...core.posterior.rescale import Rescale
 from ...core.prediction import Prediction
 from ...core.tuning.calibration import Vary, scaled_variance, with_temperature
-from ..problem import Problem
+from ..problem import PredictedRows, Problem
+from ..rows.test_sets import TestSet
 
 MAP, TEMPERATURE, CONSTANT = "map", "temperature", f"constant, {CALIBRATED}"
 LEAST_ROWS_PER_FOLD = 2
 
 
-def calibrated(problem: Problem, prediction: Prediction, held_out: Prediction) -> Prediction:
+@dataclass(frozen=True)
+class HeldOut:
+    """The rows that factors are fitted to, and every method there before that."""
+
+    rows: PredictedRows
+    methods: Mapping[str, Prediction]  # by name
+    for_first_set: bool  # without a split of their own they are the rows to predict, which are then cut into folds
+
+    @classmethod
+    def of(cls, problem: Problem, methods: Sequence[Prediction], test: TestSet) -> Self:
+        """For predictions of a set of test rows: factors are fitted to the first one, so that a shift is seen."""
+        return cls(problem.held_out, {each.name: each for each in methods}, test == problem.run.tests[0])
+
+
+def calibrated(problem: Problem, prediction: Prediction, held_out: HeldOut) -> Prediction:
     """With a factor on its covariances, or a temperature; unchanged if it is certain of every row."""
     if not (prediction.method == TEMPERATURE or problem.run.calibrates) or prediction.method == MAP:
         return prediction
-    fitted = _fitted(problem, prediction, held_out.outputs)
-    if fitted.calibration is not None and fitted.calibration.factor.at_a_bound:
+    fitted = _fitted(problem, prediction, held_out, held_out.methods[prediction.name].outputs)
+    if held_out.for_first_set and fitted.calibration is not None and fitted.calibration.factor.at_a_bound:
         wanted = "no variance at all" if fitted.calibration.factor.value < 1 else "ever more variance"
         problem.run.reporter.warn(f"{prediction.name}: the held-out rows want {wanted}: its factor is at a bound")
     return fitted
@@ -45,17 +61,21 @@ def at_other_rows(judged: Sequence[Prediction], there: Mapping[str, Prediction],
     return {each.outputs: as_calibrated(each, own) for each, own in zip(judged, plain, strict=True)}
 
 
-def rivals(problem: Problem, predictions: Sequence[Prediction]) -> list[Prediction]:
+def rivals(
+    problem: Problem, predictions: Sequence[Prediction], test: PredictedRows, held_out: HeldOut
+) -> list[Prediction]:
     """What every table shows: the network alone, and for classes the two ways to calibrate it without a posterior."""
-    run, test = problem.run, problem.predicted("test")
+    run = problem.run
+
+    def fitted(rival: Prediction) -> Prediction:
+        return _fitted(problem, rival, held_out, rival_outputs(rival.method, held_out.rows.f))
+
     network = Prediction(MAP, None, rival_outputs(MAP, test.f), 0.0)
-    shown = [_fitted(problem, network, rival_outputs(MAP, problem.held_out.f)) if run.calibrates_noise else network]
+    shown = [fitted(network) if run.calibrates_noise else network]
     if TASKS[run.project.spec.task].labels and can_calibrate(problem):
         certain = replace(network, method=TEMPERATURE, freedom=None, own_mean=True)
         constant = Prediction(CONSTANT, None, rival_outputs(CONSTANT, test.f), None)
-        shown += [
-            _fitted(problem, each, rival_outputs(each.method, problem.held_out.f)) for each in (certain, constant)
-        ]
+        shown += [fitted(certain), fitted(constant)]
     asked = {prediction.method for prediction in predictions}
     return [prediction for prediction in shown if prediction.method not in asked]
 
@@ -76,10 +96,13 @@ def _vary(prediction: Prediction) -> Vary:
     return with_temperature if prediction.method == TEMPERATURE else scaled_variance
 
 
-def _fitted(problem: Problem, prediction: Prediction, held_out: Gaussian) -> Prediction:
-    store, vary = problem.run.store, _vary(prediction)
-    with store.timed("calibrate"):
-        outputs, calibration = problem.calibrator.calibrated(prediction.outputs, held_out, vary)
+def _fitted(problem: Problem, prediction: Prediction, held_out: HeldOut, there: Gaussian) -> Prediction:
+    """With a factor that is fitted to the same method's outputs at the held-out rows."""
+    vary, calibrator = _vary(prediction), problem.calibrator
+    if not held_out.for_first_set:
+        calibrator = replace(calibrator, n_folds=None)
+    with problem.run.store.timed("calibrate"):
+        outputs, calibration = calibrator.calibrated(prediction.outputs, there, vary)
     samples = prediction.samples
     if samples is not None:
         mean, ratio = prediction.outputs.mean, outputs.variance / prediction.outputs.variance.clamp(min=1e-300)

@@ -31,6 +31,9 @@ from ..project import prior_vector
 from ..selections import Chosen
 from ..store import Content, Key
 
+MOST_COLUMNS_KEPT = 10_000  # names of input columns in the metadata of a posterior
+OLDER, FIT_AGAIN = "it was written by an older version", "fit it again with: sublaplace fit --recompute"
+
 
 @dataclass(frozen=True)
 class Fitted:
@@ -133,6 +136,11 @@ def _content(problem: Problem, name: str, fitted: Fitted) -> Content | None:
     numbers |= {"rescale": fitted.rescale.c, "remainder": fitted.rescale.b, "n_train": len(train)}
     numbers |= {"noise_factor": fitted.noise_factor}
     numbers |= {"row_outputs": run.passes.over("train").row_outputs}
+    numbers |= {} if train.classes is None else {"classes": list(train.classes)}
+    if 0 < len(train.columns) <= MOST_COLUMNS_KEPT:
+        columns = run.project.spec.data.columns
+        is_rest = columns is not None and columns.input == "rest"
+        numbers |= {"columns": list(train.columns), **({"rest": list(train.columns)} if is_rest else {})}
     numbers |= {"scale_shapes": shapes, "serving": run.serving, **posterior_facts(problem.hyperparameters)}
     tensors = {**posterior.tensors(), **scales}
     return (tensors, numbers) if run.store.fits(name, tensors) else None
@@ -195,8 +203,10 @@ def read_prior(artifact: Artifact, layout: Layout, device: torch.device) -> tupl
 
 
 def scales_of(artifact: Artifact) -> Scales:
-    """Mean and std that the rows of a posterior were standardised with."""
-    return Scales(*(_scale(artifact, side) for side in ("input", "target")))
+    """What a posterior keeps of its training rows beside the numbers: standardisation, classes and input columns."""
+    found = (artifact.meta.get(name) for name in ("classes", "rest"))
+    classes, rest = (None if names is None else tuple(names) for names in found)
+    return Scales(_scale(artifact, "input"), _scale(artifact, "target"), classes, rest)
 
 
 def _scale(artifact: Artifact, side: str) -> MeanStd | None:

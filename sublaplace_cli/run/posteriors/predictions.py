@@ -13,18 +13,17 @@ from ...core.prediction import Comparison, Prediction
 from ...files.artifacts.artifact import Artifact
 from ...files.artifacts.run_folder import file_stem
 from ..problem import PredictedRows, Problem
+from ..rows.test_sets import TestSet
 from ..run import Run
 from ..selections import Chosen
 from ..store import Content, Key
 from .fitting import Fitted, fit, variant
 
-TEST = "test"
-
 
 def predict(problem: Problem, path: Sequence[Chosen], rows: PredictedRows, known: Comparison) -> list[Prediction]:
     """Predictions of sub-networks, each a prefix of the next one. A calibration comes later: it sees all methods."""
     run = problem.run
-    keys = [prediction_key(run, chosen.method, chosen.k, chosen) for chosen in path]
+    keys = [prediction_key(rows, chosen.method, chosen.k, chosen) for chosen in path]
 
     def read(artifact: Artifact) -> Prediction | None:
         chosen = next(chosen for chosen in path if chosen.digest == artifact.meta["inputs"]["indices"])
@@ -36,21 +35,23 @@ def predict(problem: Problem, path: Sequence[Chosen], rows: PredictedRows, known
     def write(prediction: Prediction) -> Content:
         return content_of(prediction, known)
 
-    if rows.split != TEST or run.job.posterior.samples is not None:  # not stored: nothing to reuse
+    if rows.test is None or run.job.posterior.samples is not None:  # not stored: nothing to reuse
         with run.store.timed("predict"):
             made = make(list(range(len(path))))
-        if rows.split != TEST:
+        if rows.test is None:
             return made
         return [run.store.put(key, prediction, write).value for key, prediction in zip(keys, made, strict=True)]
     return [prediction.value for prediction in run.store.get_all(keys, make, read, write)]
 
 
-def prediction_key(run: Run, method: str, k: int, chosen: Chosen | None = None, step: str = "predict") -> Key:
+def prediction_key(
+    rows: PredictedRows, method: str, k: int, chosen: Chosen | None = None, step: str = "predict"
+) -> Key:
     """The artifact key of a method's predictions; `chosen` is the sub-network that they use."""
-    name = file_stem("predictions", method, k)
+    name, test = file_stem("predictions", method, k), rows.test or TestSet(rows.split)
     inputs = {} if chosen is None else {"indices": chosen.digest}
-    name = name if chosen is None else variant(name, run.fitted_rescale)
-    return Key("predictions", name, inputs, {"method": method, "k": k}, step)
+    name = name if chosen is None else variant(name, rows.run.fitted_rescale)
+    return Key("predictions", test.stem(name), {**inputs, **test.inputs}, {"method": method, "k": k}, step)
 
 
 def read_prediction(run: Run, artifact: Artifact, mean: Tensor, indices: Tensor | None = None) -> Prediction | None:
@@ -90,7 +91,7 @@ def _predictions(
         if rescale.b:
             outside = outside_products(jacobian, rows.products, posterior.indices, prior, run.memory)
         outputs = Gaussian(jacobian.outputs, rescale.apply(covariances[i], outside))
-        drawn = rows.split == TEST and run.job.posterior.samples is not None
+        drawn = rows.test is not None and run.job.posterior.samples is not None
         samples = _samples(run, rows, fitted[i], rescale, outside) if drawn else None
         about = (posterior.freedom, rescale, chosen.indices, samples)
         predictions.append(Prediction(chosen.method, chosen.k, outputs, *about))

@@ -7,6 +7,7 @@ from ...core.gaussian import Gaussian
 from ...core.network.forward import outputs
 from ...core.prediction import Prediction
 from ...errors import UserError
+from ...files.spec.splits import TEST
 from ..run import Run
 from . import ReferenceInputs
 
@@ -21,7 +22,7 @@ def check(run: Run) -> None:
             hint="for example: ensemble: {checkpoints: [a.safetensors, b.safetensors]}",
         )
     for path in run.project.spec.ensemble.checkpoints:
-        row = run.passes.reader(run.split("test"), 0, 1)
+        row = run.passes.reader(run.split(TEST), 0, 1)
         _checked(outputs(_network(run, path), row), path, run.passes.n_outputs)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ...catalog import FULL
 from ...core.gaussian import Gaussian
 from ...core.prediction import Comparison, Prediction
-from ..posteriors.predictions import TEST, content_of, prediction_key, read_prediction
+from ..posteriors.predictions import content_of, prediction_key, read_prediction
 from ..problem import PredictedRows, Problem
 from ..store import Content
 from . import ReferenceInputs
@@ -28,7 +28,7 @@ def full_prediction(problem: Problem, rows: PredictedRows, known: Comparison) ->
         std_full = known.about_targets(made).std if run.job.compares_with_full else None
         return content_of(made, replace(known, std_full=std_full))
 
-    if rows.split != TEST:
+    if rows.test is None:
         return make()
-    key = prediction_key(run, FULL, p, step="full")
+    key = prediction_key(rows, FULL, p, step="full")
     return run.store.get(key, make, lambda artifact: read_prediction(run, artifact, f), write).value

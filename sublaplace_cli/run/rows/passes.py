@@ -37,6 +37,8 @@ class InputReader:
         as_stored, as_floats = cls(device, dtype, False), cls(device, dtype, True)
         if as_stored._failure(model, split) is None:
             return as_stored
+        if isinstance(split.raw, dict) and as_floats._failure(model, split) is not None:
+            as_stored.check_row(model, split, "the data")  # the message that names what is wrong with token ids
         as_floats.check_row(model, split, "the data")
         return as_floats
 
@@ -51,7 +53,8 @@ class InputReader:
                 f"the model cannot take a row of {where}: {type(failure).__name__}: {failure}",
                 f"one row has the shape {' and '.join(shapes)}, with the row axis first",
             ],
-            hint="check model.build.args (for an mlp: in = number of input columns), the data columns and transforms",
+            hint="check model.build.args (for an mlp: in = number of input columns), the data columns and transforms "
+            "(for texts: data.text.max_length)",
         )
 
     def _failure(self, model: nn.Module, split: Split) -> Exception | None:

@@ -1,8 +1,8 @@
 """Where the Jacobian rows of a split are: held in memory, stored in an artifact, or recomputed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ class RowStorage:
     memory: int
     stored: bool  # whether an artifact holds the rows; otherwise later steps recompute them
     written: bool = True  # whether there is an artifact at all (with outputs and row numbers)
+    inputs: Mapping[str, str] = field(default_factory=dict)  # digests of rows that do not identify the run
 
     @property
     def form(self) -> str | None:
@@ -40,7 +41,7 @@ class RowStorage:
     @property
     def key(self) -> Key:
         name = self.source.name
-        return Key("jacobians", f"jacobians-{name}", facts={"split": name}, step="jacobians")
+        return Key("jacobians", f"jacobians-{name}", self.inputs, {"split": name}, "jacobians")
 
 
 def open_rows(store: Store, storage: RowStorage) -> SplitRows:

@@ -1,0 +1,38 @@
+"""Multiplications of the sums over blocks, per row or per pair of rows, as the blocks' own code does them."""
+
+from ...core.jacobian.blocks import Block, DenseBlock
+from ...core.jacobian.embedding import EmbeddingBlock
+from ...core.jacobian.linear import ELEMENTWISE, LinearBlock
+
+
+def gram_products(block: Block, C: int) -> int:
+    """Of a row with another row that has C outputs, in a Gram matrix."""
+    own = block.n_outputs
+    if isinstance(block, LinearBlock) and not is_written_out(block):
+        T, d_in, d_out = block.inputs.shape[1], block.inputs.shape[2], block.deltas.shape[3]
+        return T**2 * (d_in + own * C * (d_out + ELEMENTWISE))
+    if isinstance(block, EmbeddingBlock):
+        return block.tokens.shape[1] * own * C * block.deltas.shape[3]  # at most: rows that share all their entries
+    return own * C * block.width
+
+
+def is_written_out(block: Block) -> bool:
+    """Whether a Gram matrix needs the dense Jacobian of a block that holds factors of it."""
+    if isinstance(block, LinearBlock):
+        T, d_in, d_out = block.inputs.shape[1], block.inputs.shape[2], block.deltas.shape[3]
+        return T**2 * (d_in + d_out + ELEMENTWISE) > d_in * d_out
+    return not isinstance(block, DenseBlock | EmbeddingBlock)
+
+
+def square_products(block: Block) -> int:
+    """Of one row in the squares of a linear layer with one position; the others are written out instead."""
+    if isinstance(block, LinearBlock) and block.inputs.shape[1] == 1:
+        return block.width
+    return 0
+
+
+def square_elements(block: Block) -> int:
+    """Numbers of one row that are squared one by one."""
+    if isinstance(block, LinearBlock) and block.inputs.shape[1] == 1:
+        return block.inputs[:1].numel() + 2 * block.deltas[:1].numel()
+    return block.deltas[:1].numel() if isinstance(block, EmbeddingBlock) else block.n_outputs * block.width

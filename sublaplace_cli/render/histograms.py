@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..results.result import Figures, OodScore, Result
+from ..results.figures import Figures, OodScore
+from ..results.result import Result
 from .plots import COLOURS, Axes, Figure, plain_label
 
 BINS, AREAS_PER_LINE = 40, 2
@@ -25,7 +26,7 @@ def ood(_result: Result, figures: Figures) -> Figure:
             panels[row][column].set_ylabel("share of the rows")
     entries = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels())}  # noqa: B905
     figure.legend(entries.values(), entries.keys(), loc="outside right upper", frameon=False, fontsize=9)
-    figure.suptitle("Test rows and out-of-distribution rows", fontsize=10)
+    figure.suptitle(f"Test rows{figures.of_set} and out-of-distribution rows", fontsize=10)
     return figure
 
 

@@ -1,17 +1,20 @@
-"""`--report FILE`: one self-contained HTML file with table, pictures, gate, provenance and how to reproduce it."""
+"""`--report FILE`: one self-contained HTML file: verdict, gate, table, pictures, provenance, how to reproduce it."""
 
 import base64
 import html
 import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..catalog import PICTURES, load
 from ..plain_text import visible
+from ..results.figures import Figures
 from ..results.metric_table import METRICS
-from ..results.result import Figures, Result, SweepResult
-from .text import review_grid, short, short_grid, title
+from ..results.result import Result, SweepResult
+from .differences import difference_lines
+from .text import review_grid, short, title, wide_grid
 
 PICTURE_HEADINGS = {
     "curves": "W2 and coverage over k",
@@ -26,6 +29,8 @@ PAGE_STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; margin: 2rem auto; max-width: 86rem; padding: 0 1.5rem; }
 h1 { font-size: 1.6rem; margin: 0 0 .2rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
 p.lead { color: #57606a; margin: 0 0 1.2rem; }
+p.verdict { font-size: 1.1rem; max-width: 60rem; margin: .4rem 0; }
+ul.metrics { list-style: none; padding: 0; margin: .8rem 0; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .8rem; border-bottom: 1px solid #d8dee4; text-align: right; white-space: nowrap; }
@@ -38,33 +43,53 @@ img { max-width: 100%; height: auto; } pre { background: #f6f8fa; padding: .8rem
 """
 
 
-def html_report(result: Result, figures: Figures | None, words: Sequence[str], spec_text: str, version: str) -> str:
-    """The report on one result; `words` are the arguments of the command that made it."""
-    columns, rows = short_grid(result)
-    definitions = [f"<b>{name}</b>: {_escape(METRICS[name].definition)}" for name in columns if name in METRICS]
-    shown_spec = "\n".join(map(_escape, spec_text.splitlines()))
+@dataclass(frozen=True)
+class Origin:
+    """What made the result: the network's name, the arguments of the command, the spec and the version."""
+
+    model: str
+    words: Sequence[str]
+    spec_text: str
+    version: str
+
+
+def html_report(result: Result, figures: Figures | None, origin: Origin) -> str:
+    """The report on one result: what follows from it comes first."""
+    columns, rows = wide_grid(result)
+    shown_spec = "\n".join(map(_escape, origin.spec_text.splitlines()))
+    name = _escape(origin.model)
     parts = [
-        f"<h1>sublaplace report</h1><p class='lead'>{_escape(title(result))}</p>",
+        f"<h1>{name}</h1><p class='lead'>{_escape(title(result))}</p>",
+        *(f"<p class='verdict'>{_escape(line)}</p>" for line in (*result.verdict, *difference_lines(result))),
         _gate(result),
         "<h2>Result</h2>",
         _table(columns, rows),
-        *(f"<p>{_escape(line)}.</p>" for line in result.verdict),
+        _definitions(columns),
         *_review(result),
-        f"<p>σ is the epistemic standard deviation of a method, σ₀² the noise variance. {'; '.join(definitions)}.</p>",
         *_missing(result),
         *_pictures(result, figures),
         *_changes(result),
         "<h2>Setup and provenance</h2>",
         _table(["", "value"], _provenance(result), text_from=1),
         "<h2>How to reproduce it</h2>",
-        f"<pre>{_escape(shlex.join(['sublaplace', *words]))}</pre>",
+        f"<pre>{_escape(shlex.join(['sublaplace', *origin.words]))}</pre>",
         f"<p>with this <code>sublaplace.yaml</code>:</p><pre>{shown_spec}</pre>",
-        f"<p class='lead'>Made by sublaplace {_escape(version)}.</p>",
+        f"<p class='lead'>Made by sublaplace {_escape(origin.version)}.</p>",
     ]
     body = "\n".join(part for part in parts if part)
     meta = "<meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
-    head = f"{meta}<style>{PAGE_STYLE}</style><title>sublaplace report</title>"
+    head = f"{meta}<style>{PAGE_STYLE}</style><title>{name}: sublaplace report</title>"
     return f"<!doctype html>\n<html lang='en'><head>{head}</head>\n<body>{body}</body></html>\n"
+
+
+def _definitions(columns: Sequence[str]) -> str:
+    """Each metric of the table in a line."""
+    better = {"lower": "lower is better", "higher": "higher is better"}
+    lines = ["σ is the epistemic standard deviation of a method, σ₀² the noise variance."]
+    for metric in (METRICS[name] for name in columns if name in METRICS):
+        aim = f"{metric.nominal:g} is right" if metric.better == "nominal" else better.get(metric.better or "")
+        lines.append(f"<b>{metric.name}</b>: {_escape(metric.definition)}{f' ({aim})' if aim else ''}")
+    return f"<ul class='metrics'>{''.join(f'<li>{line}</li>' for line in lines)}</ul>"
 
 
 def _gate(result: Result) -> str:
@@ -89,7 +114,8 @@ def _changes(result: Result) -> list[str]:
     gate = result.gate
     if gate is None or gate.baseline_file is None or not gate.changes:
         return []
-    keys = ["method", "k", "metric", "baseline", "value", "change"]
+    keys = [*(["set"] if any(one.set is not None for one in gate.changes) else []), "method", "k", "metric"]
+    keys += ["baseline", "value", "change"]
     rows = [[*(_number(getattr(one, key)) for key in keys), "yes" if one.within_error else ""] for one in gate.changes]
     head = f"<h2>Changes from the baseline</h2><p><code>{_escape(gate.baseline_file)}</code></p>"
     return [head, _folded(f"{len(rows)} numbers", _table([*keys, "within its standard error"], rows))]
@@ -124,6 +150,8 @@ def _pictures(result: Result, figures: Figures | None) -> list[str]:
             continue
         if kind != "curves" and isinstance(result, SweepResult):
             heading += f"<p>Of the first run, {_escape(result.members[0].checkpoint)}.</p>"
+        if kind != "map" and figures.test_set is not None:
+            heading += f"<p>Of the first set of test rows, {_escape(figures.test_set)}.</p>"
         data = base64.b64encode(picture(load(entry)(result, figures), "svg")).decode()
         parts.append(f"{heading}<img alt='{name}' src='data:image/svg+xml;base64,{data}'>")
     return parts

@@ -34,13 +34,15 @@ from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
 from ..catalog import FULL, METHODS, NAMES_PREFIX
 from ..plain_text import visible
+from ..results.figures import Figures
 from ..results.metric_table import METRICS, NOMINAL, Metric
-from ..results.result import Figures, Result, Row, SweepResult
+from ..results.result import Result, Row, SweepResult
 
 # Of Okabe and Ito: colour-blind readers can tell them apart. Every line also has its own marker.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
 MARKERS = ("o", "s", "^", "v", "D", "P", "X", "<")
 DASHES = ("--", "-.", ":", (0, (1, 1, 4, 1)), (0, (6, 2)), (0, (3, 1, 1, 1, 1, 1)))
+NARROW = 4  # a log axis up to this ratio of its ends names all its ticks
 ROUNDING = 1e-9  # a W2 below this share of the standard deviations is rounding
 # Metrics over k: the first two, and the first of the others that is known.
 AXIS_LABELS = {
@@ -63,9 +65,9 @@ def picture(figure: Figure, kind: str) -> bytes:
     return out.getvalue()
 
 
-def curves(result: Result, _figures: Figures) -> Figure:
+def curves(result: Result, figures: Figures) -> Figure:
     """W2, rank correlation and coverage over k: one line per method, references as horizontal lines."""
-    rows = list(result.compared_rows)
+    rows = [row for row in result.compared_rows if row.set == figures.test_set]
     if result.full is not None and not any(row.method == FULL for row in rows):
         rows.append(result.full)
     w2, rank, *others = (METRICS[name] for name in AXIS_LABELS)
@@ -84,7 +86,7 @@ def curves(result: Result, _figures: Figures) -> Figure:
         figure.legend(entries.values(), entries.keys(), loc="outside right upper", frameon=False, fontsize=9)
     setup = result.setup
     over = f", mean of {len(result.members)} runs ± standard error" if isinstance(result, SweepResult) else ""
-    counts = f"{setup.n_train} training rows, {setup.n_test} test rows, {setup.n_params:,} parameters"
+    counts = f"{setup.n_train} training rows, {setup.n_test} test rows{figures.of_set}, {setup.n_params:,} parameters"
     figure.suptitle(f"{setup.task}: {counts}{over}", fontsize=10)
     return figure
 
@@ -106,7 +108,9 @@ def _panel(axes: Axes, rows: Sequence[Row], metric: Metric, log: bool) -> None:
     if log and drawn:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter(FuncFormatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "246" else ""))
+        low, high = axes.get_ylim()  # in a narrow range few ticks are left, and all of them are named
+        named = "246" if high > NARROW * low else "123456789"
+        axes.yaxis.set_minor_formatter(FuncFormatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in named else ""))
     if not drawn and not any(row.value("w2_low") is not None for row in rows):
         zero = any(row.value(metric.name) is not None for row in rows)
         words = f"{metric.name} is 0 up to rounding" if zero else f"no {metric.name} in this result"
@@ -172,12 +176,24 @@ def _bracket(axes: Axes, rows: Sequence[Row], methods: list[str]) -> None:
 
 def calibration(_result: Result, figures: Figures) -> Figure:
     """Nominal against empirical coverage, or confidence against accuracy: the likelihood decides which."""
-    figure = Figure(figsize=(7.2, 5), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(7.4, 6.6), layout="constrained")
+    axes, below = figure.subplots(2, 1, height_ratios=(5, 1), sharex=True)
     axes.plot([0, 1], [0, 1], color="0.6", linewidth=1, label="perfect")
     for number, line in enumerate(figures.calibration):
-        axes.plot(line.x, line.y, label=plain_label(line.label), markersize=4, linewidth=1.4, **_style(number))
-    _finish_square(axes, 1.01, "Calibration on the test rows", figures.calibration_axes)
+        style = _style(number)
+        axes.plot(line.x, line.y, label=plain_label(line.label), markersize=4, linewidth=1.4, **style)
+        axes.vlines(line.x, line.low, line.high, color=style["color"], linewidth=1, alpha=0.5)
+        parts = [i / len(line.counts) for i in range(len(line.counts) + 1)]
+        below.stairs(line.counts, parts, color=style["color"], linewidth=1.2)
+    x_label, y_label, counted = figures.calibration_axes
+    more = f"; {figures.calibration_left_out} more not drawn" if figures.calibration_left_out else ""
+    _finish_square(
+        axes, 1.01, f"Calibration on the test rows{figures.of_set}, ± one standard error{more}", ("", y_label)
+    )
+    axes.set_box_aspect(None)
+    below.set(xlabel=x_label, ylabel=counted)
+    below.grid(visible=True, color="0.9")
+    below.set_axisbelow(True)
     return figure
 
 
@@ -201,7 +217,7 @@ def risk_coverage(_result: Result, figures: Figures) -> Figure:
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(visible=True, color="0.9")
     figure.legend(frameon=False, fontsize=8, loc="outside right upper")
-    axes.set_title("Risk of the most certain test rows", fontsize=10)
+    axes.set_title(f"Risk of the most certain test rows{figures.of_set}", fontsize=10)
     return figure
 
 
@@ -217,7 +233,7 @@ def scatter(_result: Result, figures: Figures) -> Figure:
     axes.plot([0, top], [0, top], color="0.6", linewidth=1, label="σ = σ_full", zorder=0)
     labels = ("σ_full, standard deviation by the full posterior", "σ, standard deviation by the method")
     note = f" ({beyond} points lie above)" if beyond else ""
-    _finish_square(axes, top, f"Epistemic standard deviations on the test rows{note}", labels)
+    _finish_square(axes, top, f"Epistemic standard deviations on the test rows{figures.of_set}{note}", labels)
     return figure
 
 

@@ -12,11 +12,11 @@ from render.made_gate import ODD, judged
 from results.made_results import result, row
 
 from sublaplace_cli.plain_text import visible
-from sublaplace_cli.render.html import html_report
+from sublaplace_cli.render.html import Origin, html_report
 from sublaplace_cli.results.baseline import load_baseline
+from sublaplace_cli.results.figures import Figures, LayerShare, Series
 from sublaplace_cli.results.gate import Check, Gate, judge
 from sublaplace_cli.results.metric_table import METRICS
-from sublaplace_cli.results.result import Figures, LayerShare, Series
 from sublaplace_cli.results.sweep import combine
 
 MISSING = {
@@ -26,7 +26,7 @@ MISSING = {
     "map": "none",
     "ood": "none",
 }
-NO_PICTURES = Figures(("x", "y"), [], "risk", [], [], [], MISSING)
+NO_PICTURES = Figures(("x", "y", "rows"), [], "risk", [], [], [], MISSING)
 
 
 class Page(HTMLParser):
@@ -53,7 +53,7 @@ class Page(HTMLParser):
 
 
 def report(found, figures=None, spec_text="version: 1") -> tuple[str, Page]:
-    text = html_report(found, figures, ["evaluate", "--k", "5 6"], spec_text, "1.2.3")
+    text = html_report(found, figures, Origin("mlp, <model>.pt", ["evaluate", "--k", "5 6"], spec_text, "1.2.3"))
     return text, Page(text)
 
 
@@ -75,7 +75,7 @@ def test_it_defines_every_metric_in_its_table_and_no_other():
     names = {name: 0.5 for name, metric in METRICS.items() if metric.column}
     text, _ = report(result(row(**names)))
     for name, metric in METRICS.items():
-        shown = f"<b>{name}</b>: {html.escape(metric.definition)}"
+        shown = f"<li><b>{name}</b>: {html.escape(metric.definition)}"
         assert (shown in text) is (metric.column is not None)
     assert "<b>nll</b>" not in report(result(row(w2=0.5)))[0]
 
@@ -119,7 +119,7 @@ def test_changes_from_a_baseline(tmp_path):
 def test_missing_numbers_are_explained_once():
     rows = [row(k=k, accuracy=None, ece=None, why={"accuracy": "no", "ece": "no", "w2_se": "one"}) for k in (5, 6)]
     text, _ = report(result(*rows))
-    assert text.count("<li>") == 1
+    assert text.count(": no</li>") == 1
     assert "<li>accuracy, ece: no</li>" in text
 
 
@@ -135,11 +135,12 @@ def test_a_sweep_names_its_runs():
 
 def test_the_verdict_and_the_rows_to_look_at():
     details = {
-        "verdict": {"text": ["worse than <map>"], "nll_against_map": []},
+        "verdict": {"text": ["Worse than <map>."], "nll_against_map": []},
         "review": {"method": "gradient", "k": 5, "rows": [{"row": 7, "confidence": 0.25}]},
     }
     text, page = report(result(row(w2=0.5), details=details))
-    assert "<p>worse than &lt;map&gt;.</p>" in text
+    in_order = ("<h1>mlp, &lt;model&gt;.pt</h1>", "Worse than &lt;map&gt;.</p>", "<table>")
+    assert sorted(in_order, key=text.index) == list(in_order)
     assert "test rows that gradient (k = 5) is most uncertain of" in text
     assert "<td>7</td><td>0.25</td>" in text
-    assert "worse than <map>." in "".join(page.words)
+    assert "Worse than <map>." in "".join(page.words)

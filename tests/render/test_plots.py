@@ -17,15 +17,19 @@ import sublaplace_cli
 from sublaplace_cli.catalog import PICTURES, load
 from sublaplace_cli.plain_text import visible
 from sublaplace_cli.render.plots import COLOURS, _grouped, _style, curves, picture
-from sublaplace_cli.results.result import Figures, LayerShare, OodScore, Series
+from sublaplace_cli.results.figures import CalibrationLine, Figures, LayerShare, OodScore, Series
 from sublaplace_cli.results.sweep import combine
 
-AXES = ("nominal coverage of the targets", "empirical coverage")
+AXES = ("nominal coverage of the targets", "empirical coverage", "targets")
+
+
+def reliability(label: str) -> CalibrationLine:
+    return CalibrationLine(label, [0.1, 0.5], [0.2, 0.6], [0.1, 0.5], [0.3, 0.7], [4, 0, 1])
 
 
 def figures(**more) -> Figures:
     line = Series("gradient (k = 5)", [0.1, 0.5], [0.2, 3.0])
-    drawn = {"calibration": [line], "risk_coverage": [line], "scatter": [line]}
+    drawn = {"calibration": [reliability("gradient (k = 5)")], "risk_coverage": [line], "scatter": [line]}
     drawn["layers"] = [LayerShare("0.weight", 4, {"gradient (k = 5)": 3})]
     drawn["ood"] = [OodScore("gradient (k = 5)", "σ", {"test rows": [0.1, 0.2], "far": [0.3, 9.0]}, {"far": 0.75})]
     return Figures(**{"calibration_axes": AXES, "risk_label": "error rate", "missing": {}, **drawn, **more})
@@ -92,6 +96,14 @@ def test_a_panel_without_numbers_says_why():
     assert "w2 is 0 up to rounding" in words(curves(result(row(w2=1e-12, mean_std=1.0)), figures()))
 
 
+def test_one_value_of_k_has_ticks_beside_it():
+    axes = curves(result(row(w2=0.1721, w2_se=0.004, mean_std=1.0)), figures()).axes[0]
+    axes.figure.canvas.draw()
+    low, high = axes.get_ylim()
+    ticks = zip(axes.get_yticks(minor=True), axes.get_yticklabels(minor=True), strict=True)
+    assert [label.get_text() for value, label in ticks if low <= value <= high and label.get_text()]
+
+
 def test_a_bracket_is_an_interval():
     figure = curves(result(row(w2_low=0.1, w2_high=0.4, w2=None, nll=1.0)), figures())
     assert labels(figure.axes[0]) == ["gradient (bracket)"]
@@ -109,9 +121,14 @@ def test_a_sweep_draws_the_means_at_the_mean_k():
 
 
 def test_calibration_has_the_axes_of_its_likelihood():
-    (axes,) = load(PICTURES["calibration"])(result(row()), figures()).axes
-    assert (axes.get_xlabel(), axes.get_ylabel()) == AXES
+    figure = load(PICTURES["calibration"])(result(row()), figures(calibration_left_out=2))
+    axes, below = figure.axes
+    assert (below.get_xlabel(), axes.get_ylabel(), below.get_ylabel()) == AXES
     assert labels(axes) == ["perfect", "gradient (k = 5)"]
+    assert "2 more not drawn" in words(figure)
+    segments = [segment.tolist() for segment in axes.collections[0].get_segments()]
+    assert segments == [[[0.1, 0.1], [0.1, 0.3]], [[0.5, 0.5], [0.5, 0.7]]]
+    assert below.patches[0].get_data().values.tolist() == [4, 0, 1]
 
 
 def test_risks_over_coverage_with_that_of_a_random_order():
@@ -202,7 +219,7 @@ def test_labels_are_text(kind, label):
     line = Series(label, [0.1, 0.5], [0.2, 3.0])
     share = LayerShare(f"{label}.weight", 4, {label: 3})
     score = OodScore(label, "σ", {"test rows": [0.1], label: [0.2]}, {label: 1.0})
-    drawn = figures(calibration=[line], risk_coverage=[line], scatter=[line], layers=[share], ood=[score])
+    drawn = figures(calibration=[reliability(label)], risk_coverage=[line], scatter=[line], layers=[share], ood=[score])
     found = result(row(label, w2=0.5, w2_low=0.1, w2_high=0.4, mean_std=1.0))
     content = picture(load(PICTURES[kind])(found, drawn), "svg").decode()
     ElementTree.fromstring(content)

@@ -10,13 +10,14 @@ import re
 
 import pytest
 from render.made_gate import ODD, judged
-from results.made_results import result, row
+from results.made_results import complete_row, result, row
 
 from sublaplace_cli.catalog import FORMAT_OF_SUFFIX, FORMATS, load
 from sublaplace_cli.plain_text import visible
-from sublaplace_cli.render.text import DROPPED_FIRST, HIDDEN_AT, SHOWN, short_grid, title
+from sublaplace_cli.render.text import HIDDEN_AT, SHOWN, TABLE_WIDTH, short_grid, title, wide_grid
 from sublaplace_cli.results.gate import Check, Gate
-from sublaplace_cli.results.result import Listing
+from sublaplace_cli.results.metric_table import METRICS, MOST_WANTED
+from sublaplace_cli.results.result import Listing, References
 from sublaplace_cli.results.sweep import combine
 
 
@@ -121,21 +122,96 @@ def test_table(found):
 
 def test_the_columns_for_people():
     assert (
-        *("checkpoint", "seed", "method", "k", "rescale", "remainder", "mean_std", "w2", "w2_se", "w2_low", "w2_high"),
-        *("w2_relative", "rank", "coverage95", "coverage95_total", "retained", "nll", "rmse", "crps", "accuracy"),
-        *("ece", "brier", "aurc", "conformal_coverage", "conformal_size"),
+        *(
+            "checkpoint",
+            "seed",
+            "set",
+            "method",
+            "k",
+            "rescale",
+            "remainder",
+            "mean_std",
+            "w2",
+            "w2_se",
+            "w2_low",
+            "w2_high",
+        ),
+        *("w2_relative", "rank", "coverage95", "coverage95_total", "retained", "nll", "rmse", "crps"),
+        *("accuracy", "ece", "brier", "aurc", "conformal_coverage", "conformal_size"),
         *("ood_auroc_std", "ood_auroc_entropy", "ood_auroc_mi"),
     ) == SHOWN
-    assert {key: value for key, value in HIDDEN_AT.items() if value is not None} == {
-        "rescale": 1.0,
-        "remainder": 0.0,
-        "seed": 0,
-    }
-    assert (
-        *("w2_se", "aurc", "crps", "rmse", "brier", "mean_std", "coverage95_total", "w2", "ece", "remainder"),
-        *("retained", "rescale", "accuracy", "coverage95", "nll", "rank", "conformal_coverage", "ood_auroc_mi"),
-        *("conformal_size", "ood_auroc_std", "ood_auroc_entropy"),
-    ) == DROPPED_FIRST
+    assert HIDDEN_AT == {"rescale": 1.0, "remainder": 0.0, "seed": 0}
+
+
+def of_task(task: str, *rows, **more):
+    found = result(*rows, **more)
+    return dataclasses.replace(found, setup=dataclasses.replace(found.setup, task=task))
+
+
+ASKED_FOR = {"conformal_coverage": None, "conformal_size": None, "rescale": 1.0, "remainder": 0.0}
+ASKED_FOR |= {name: None for name in METRICS if name.startswith("ood_")}
+DEFAULT_COLUMNS = {
+    "regression": [
+        *("method", "k", "mean_std", "w2_relative", "rank", "coverage95_total", "retained", "nll", "rmse"),
+    ],
+    "multiclass": ["method", "k", "w2_relative", "rank", "nll", "accuracy", "ece", "brier", "aurc"],
+}
+
+
+def complete(task: str, method: str = "gradient", k: int | None = 1000, **more: float | None):
+    """A row with the metrics of a task, each number as long as numbers get."""
+    other = ("accuracy", "ece", "brier") if task == "regression" else ("rmse", "crps", "coverage95_total")
+    names = [name for name, metric in METRICS.items() if metric.needs != "bracket"]
+    return complete_row(method, k, **(dict.fromkeys(names, 0.12345) | dict.fromkeys(other) | ASKED_FOR | more))
+
+
+@pytest.mark.parametrize("task", DEFAULT_COLUMNS)
+def test_nine_columns_are_chosen_by_task(task):
+    found = of_task(task, complete(task))
+    assert short_grid(found)[0] == short_grid(found, 200)[0] == DEFAULT_COLUMNS[task]
+    lines = text("table", found).splitlines()
+    assert max(map(len, lines[1:])) <= TABLE_WIDTH == 80
+    assert text("markdown", found).splitlines()[2] == "| " + " | ".join(DEFAULT_COLUMNS[task]) + " |"
+
+
+def test_a_long_name_costs_the_least_wanted_column():
+    found = of_task("binary", complete("binary"), complete("binary", "constant, calibrated", None))
+    assert short_grid(found)[0] == DEFAULT_COLUMNS["multiclass"][:-1]
+    assert max(map(len, text("table", found).splitlines()[1:])) <= TABLE_WIDTH
+
+
+@pytest.mark.parametrize(
+    ("asked", "first"),
+    [
+        ({"conformal_coverage": 0.9, "conformal_size": 2.0}, ["conformal_coverage", "conformal_size"]),
+        ({"ood_auroc_std": 0.9}, ["ood_auroc_std"]),
+        ({"rescale": 2.0, "remainder": 0.5}, ["rescale", "remainder"]),
+    ],
+)
+def test_what_was_asked_for_is_shown(asked, first):
+    columns, _ = short_grid(of_task("regression", complete("regression", **asked)), 200)
+    assert set(first) < set(columns)
+    assert {"w2_relative", "nll"} < set(columns)
+    assert len(columns) == 9
+
+
+def test_without_a_full_posterior_other_columns_take_its_place():
+    missing = dict.fromkeys(("w2", "w2_se", "w2_relative", "rank", "retained"))
+    columns, _ = short_grid(of_task("regression", complete("regression", **missing)))
+    assert columns == ["method", "k", "mean_std", "coverage95", "coverage95_total", "nll", "rmse", "crps"]
+
+
+def test_every_wanted_column_is_one_for_people():
+    for wanted in MOST_WANTED.values():
+        assert len(set(wanted)) == len(wanted)
+        assert set(wanted) <= set(SHOWN)
+
+
+def test_a_heading_in_two_lines_is_the_name():
+    lines = text("table", of_task("regression", complete("regression"))).splitlines()
+    above, below = lines[2], lines[3]
+    for start, end in (("coverage95", "_total"), ("w2_", "relative"), ("mean", "_std")):
+        assert above.index(start) + len(start) == below.index(end) + len(end)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -162,16 +238,34 @@ def test_every_suffix_has_its_format():
 
 def test_a_narrow_terminal_drops_columns_but_truncates_none():
     found = result(row(w2=0.123456, w2_se=0.1, w2_relative=0.5, nll=1.0, rmse=1.0, crps=1.0))
-    columns = ["method", "k", "w2", "w2_se", "w2_relative", "nll", "rmse", "crps"]
-    assert short_grid(found) == (columns, [["gradient", "5", "0.1235", "0.1", "0.5", "1", "1", "1"]])
+    columns = ["method", "k", "w2", "w2_relative", "nll", "rmse", "crps"]
+    assert short_grid(found) == (columns, [["gradient", "5", "0.1235", "0.5", "1", "1", "1"]])
     assert short_grid(found, 1000)[0] == columns
-    assert short_grid(found, 60)[0] == ["method", "k", "w2", "w2_relative", "nll", "rmse", "crps"]
+    assert short_grid(found, 8 + 1 + 6 + 8 + 3 + 4 + 4 + 6 * 2)[0] == columns
+    assert short_grid(found, 8 + 1 + 6 + 8 + 3 + 4 + 4 + 6 * 2 - 1)[0] == [
+        "method",
+        "k",
+        "w2_relative",
+        "nll",
+        *columns[5:],
+    ]
     assert short_grid(found, 1)[0] == ["method", "k", "w2_relative"]
+
+
+def test_a_report_has_all_columns():
+    found = result(row(w2=0.5, w2_se=0.1, w2_relative=0.5, nll=1.0, crps=1.0, ipv=1.0))
+    assert wide_grid(found)[0] == ["method", "k", "w2", "w2_se", "w2_relative", "nll", "crps"]
 
 
 def test_columns_with_the_usual_value_are_hidden():
     assert short_grid(result(row(rescale=1.0, remainder=0.0, w2=1.0)))[0] == ["method", "k", "w2"]
     assert short_grid(result(row(rescale=1.0, w2=1.0), row(rescale=2.0)))[0] == ["method", "k", "rescale", "w2"]
+
+
+def test_a_number_of_a_reference_alone_needs_no_column():
+    found = result(row(rescale=1.0, remainder=0.0, w2=1.0))
+    norm = row("norm", None, rescale=1.0, remainder=0.5, w2=1.0)
+    assert short_grid(dataclasses.replace(found, references=References(None, (norm,))))[0] == ["method", "k", "w2"]
 
 
 def test_the_full_posterior_is_shown_once():

@@ -17,6 +17,9 @@ def main() -> None:
     # torch's C++ code writes warnings to stderr itself, some with stack frames; what matters is reported by us.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
+        from .cli import garbage
+
+        garbage.pause()
         from .cli.app import app
 
         app()

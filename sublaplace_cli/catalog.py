@@ -29,6 +29,7 @@ class Method:
     nested: bool = True  # the choice for a smaller k is a prefix of that for a larger one
     pooled: bool = False  # it chooses among the candidates of --pool, which may grow with k
     needs_full: bool = False  # it is fitted to the full posterior
+    beside: bool = False  # every table shows it, where it costs little
     needs_gradients: bool = True  # False: plain forward passes are enough
 
 
@@ -56,7 +57,9 @@ METHODS = {
     "map": _reference("map", "no posterior: the network alone", needs_gradients=False),
     "kfac": _reference("kfac", "Kronecker-factored Laplace (extra [kfac])"),
     "ensemble": _reference("ensemble", "the variance over the networks in ensemble.checkpoints", needs_gradients=False),
-    "norm": _reference("norm", "no sub-network: variance b·‖g‖², b fitted as by --rescale scale", needs_full=True),
+    "norm": _reference(
+        "norm", "no sub-network: variance b·‖g‖², b fitted as by --rescale scale", needs_full=True, beside=True
+    ),
     "constant": _reference("constant", "no sub-network: one variance for all rows, fitted likewise", needs_full=True),
     "diagonal": _reference("diagonal", "diagonal Laplace"),
 }
@@ -126,7 +129,8 @@ ARCHITECTURES = {
 
 DATA_FORMATS = {
     "csv": "sublaplace_cli.files.data.tables:read_csv",
-    "parquet": "sublaplace_cli.files.data.parquet:read_parquet",
+    "parquet": "sublaplace_cli.files.data.columnar.parquet:read_parquet",
+    "arrow": "sublaplace_cli.files.data.columnar.arrow:read_arrow",
     "npz": "sublaplace_cli.files.data.arrays:read_npz",
     "npy": "sublaplace_cli.files.data.arrays:read_npy",
     "safetensors": "sublaplace_cli.files.data.arrays:read_safetensors",

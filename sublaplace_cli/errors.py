@@ -76,3 +76,10 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     names = sorted(known)
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     return (f"did you mean '{near[0]}'? " if near else "") + f"available: {', '.join(names)}"
+
+
+def nearest(word: str, known: Iterable[str], count: int) -> str:
+    """“close names: x, y”: at most `count` of many names, the most similar first."""
+    names = list(known)
+    close = difflib.get_close_matches(word, names, n=count, cutoff=0.0)
+    return f"close names: {', '.join(close)}" + (f" (of {len(names)})" if len(names) > len(close) else "")

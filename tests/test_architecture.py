@@ -221,6 +221,11 @@ def test_the_command_line_loads_nothing_heavy():
     assert loaded_by("sublaplace_cli.cli.app", "torch", "numpy", "pydantic", "rich") == []
 
 
+def test_optional_packages_are_imported_when_they_are_needed():
+    optional = ("transformers", "tokenizers", "peft", "pyarrow", "PIL", "matplotlib", "curvlinops")
+    assert loaded_by("sublaplace_cli.commands.runner", *optional) == []
+
+
 @pytest.mark.parametrize(
     "entry",
     [

@@ -82,12 +82,14 @@ from typing import ClassVar
 import torch
 
 from ..gaussian import Gaussian
+from .reliability import Reliability
 
 
 @dataclass(frozen=True)
 class Poisson:
     noise_variance: ClassVar[None] = None
     calibration_axes: ClassVar[tuple[str, str]] = ("predicted count", "count")
+    calibration_counts: ClassVar[str] = "rows"
     risk_label: ClassVar[str] = "mean squared error of the count"
 
     def with_noise(self, sigma2):
@@ -128,7 +130,8 @@ class Poisson:
         raise TypeError("counts have no class probabilities")
 
     def calibration(self, outputs, targets):
-        return outputs.mean.exp().flatten().tolist(), targets.flatten().tolist()
+        rate, count = outputs.mean.exp().flatten().tolist(), targets.flatten().tolist()
+        return Reliability(rate, count, count, count, [len(count)])
 
     def uncertainty(self, outputs):
         return outputs.variance.mean(1)
@@ -155,7 +158,7 @@ def max_std(prediction: Prediction, known: Comparison) -> float:
 ''',
     "results/metric_table.py",
     "_TABLE = (",
-    '    Metric("max_std", "lower", "largest σ", column=Column(1), module="sublaplace_cli.core.max_std"),',
+    '    Metric("max_std", "lower", "largest σ", column=Column(), module="sublaplace_cli.core.max_std"),',
 )
 FORMAT = Addition(
     "render/names.py",
@@ -301,7 +304,7 @@ def test_a_metric(extended):
     assert mean["max_std"] == pytest.approx(float(std.max()), rel=1e-9)
     assert mean["max_std_se"] == 0.0
     table = extended.call(*["evaluate", "--method", "first-k", "--k", "5", "--dtype", "float64", "--format", "table"])
-    assert "max_std" in table
+    assert "max_std" in table.replace("\n", "")
     assert f"{float(std.max()):.4g}" in table
 
 

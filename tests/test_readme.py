@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 from sublaplace_cli import catalog, guide
 from sublaplace_cli.cli.settings import COMMANDS, Settings, Text
 from sublaplace_cli.files.spec import models as spec_models
-from sublaplace_cli.files.spec.data import SplitSpec
 from sublaplace_cli.files.spec.loading import load_spec
+from sublaplace_cli.files.spec.splits import SplitSpec
 
 ROOT = Path(__file__).parents[1]
 PAGES = {"README": ROOT / "README.md", **{topic: guide.FOLDER / f"{topic}.md" for topic in guide.TOPICS}}

@@ -5,8 +5,10 @@ Nothing heavy is imported at the top: `--help` and wrong usage must answer at on
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import os
+import time
 import typing
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ import typer
 
 from .. import __version__, signals
 from ..errors import Reason, SublaplaceError
+from . import garbage
 from .advice import ADVICE, hint_of
 from .console import Console, print_result
 from .settings import COMMANDS, GROUPS, Command, Settings
@@ -162,26 +165,43 @@ _INIT_EXAMPLES = Command(
 @app.command("init", cls=ParsedCommand, epilog=_INIT_EXAMPLES.epilog(), context_settings=_OWN_HELP)
 def _init(
     checkpoint: Annotated[Path | None, typer.Argument(help="weights, .pt2 or Hugging Face folder")] = None,
-    data: Annotated[Path | None, typer.Argument(help="csv, parquet, npz or safetensors")] = None,
+    data: Annotated[Path | None, typer.Argument(help="csv, parquet, arrow, npz or safetensors")] = None,
     task: Annotated[str | None, typer.Option(help="regression, binary or multiclass", metavar="NAME")] = None,
     activation: Annotated[str | None, typer.Option(help="of an MLP: relu, tanh, …", metavar="NAME")] = None,
     spec: Annotated[Path, typer.Option(help="where to write it", metavar="FILE")] = Path("sublaplace.yaml"),
     json: Annotated[bool, typer.Option("--json", help="what was found, as JSON")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="show a traceback on errors")] = False,
 ) -> None:
-    """Write a commented sublaplace.yaml for a checkpoint and its data, and say what was inferred."""
+    """Write a sublaplace.yaml for a checkpoint and its data. It has comments; what was inferred is printed."""
     from .starting import run_init
 
-    console = Console()
-    try:
+    with _reported_errors(debug):
         run_init(checkpoint, data, task, activation, spec, as_json=json)
-    except Exception as error:
-        signals.check()
-        if debug:
-            console.traceback(error)
-        explained = _explained(error)
-        console.error(explained)
-        raise typer.Exit(explained.exit_code) from error
+
+
+_CLEAN_EXAMPLES = Command("", (), ("sublaplace clean --dry-run", "sublaplace clean --older-than 7d"))
+
+
+@app.command("clean", cls=ParsedCommand, epilog=_CLEAN_EXAMPLES.epilog(), context_settings=_OWN_HELP)
+def _clean(
+    older_than: Annotated[
+        str | None, typer.Option(help="only runs unused for so long: 30m, 12h, 7d or 2w", metavar="TIME")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only list them")] = False,
+    spec: Annotated[
+        Path | None, typer.Option(help="the spec; default: the nearest sublaplace.yaml", metavar="FILE")
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="instead: this run folder, or all run folders in it", metavar="DIR")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="what was found, as JSON")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show a traceback on errors")] = False,
+) -> None:
+    """List and remove what runs have kept beside a spec. All of it can be computed again."""
+    from .cleaning import run_clean
+
+    with _reported_errors(debug):
+        run_clean(spec, run_dir, older_than, dry_run=dry_run, as_json=json)
 
 
 @app.command("help", cls=ParsedCommand, context_settings=_OWN_HELP)
@@ -189,11 +209,22 @@ def _help(topic: Annotated[str | None, typer.Argument(metavar="TOPIC", show_defa
     """Show a guide in the terminal; without a topic, list them."""
     from .help_topics import show_topic
 
-    try:
+    with _reported_errors():
         show_topic(topic)
-    except SublaplaceError as error:
-        Console().error(error)
-        raise typer.Exit(error.exit_code) from error
+
+
+@contextlib.contextmanager
+def _reported_errors(debug: bool = False) -> Iterator[None]:
+    """Of a command that is not distributed: a failure becomes one message and an exit code."""
+    try:
+        yield
+    except Exception as error:
+        signals.check()
+        if debug:
+            Console().traceback(error)
+        explained = _explained(error)
+        Console().error(explained)
+        raise typer.Exit(explained.exit_code) from error
 
 
 def _execute(command: str, settings: Settings) -> None:
@@ -218,13 +249,15 @@ def _execute(command: str, settings: Settings) -> None:
         warnings.showwarning = lambda message, *_args, **_more: console.detail(f"(library warning) {message}")
         from ..commands.runner import follow_job, run_job  # imports torch
 
+        garbage.resume()
         with worker_group(info, job.compute.device) as workers:
             own = dataclasses.replace(job.compute, device=str(getattr(workers, "device", job.compute.device)))
             job = dataclasses.replace(job, compute=own)
             # No exit inside this block: the group is closed at its regular end only.
-            outcome = (run_job if info.is_leader else follow_job)(job, spec, console, workers)
+            lead = functools.partial(run_job, spent=time.process_time())
+            outcome = (lead if info.is_leader else follow_job)(job, spec, console, workers)
         signals.check()
-        code = 0 if outcome is None else deliver(job, spec.text, outcome, console)
+        code = 0 if outcome is None else deliver(job, spec, outcome, console)
     except Exception as error:
         signals.check()  # an interruption that a library turned into another exception
         if settings.debug:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import sys
+import textwrap
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -32,6 +33,9 @@ class _PlainProgress:
             self.reported = time.monotonic()
             self.note(f"{self.label}: {self.done} of {self.total}")
 
+    def describe(self, label: str) -> None:
+        self.label = label
+
     def __enter__(self) -> Self:
         return self
 
@@ -55,6 +59,9 @@ class _BarProgress:
         if signals.received:
             signals.check()
         self.bar.advance(self.task, amount)
+
+    def describe(self, label: str) -> None:
+        self.bar.update(self.task, description=visible(label))
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -141,13 +148,19 @@ def print_markdown(text: str) -> None:
         RichConsole(file=sys.stdout).print(Markdown(text, hyperlinks=False))
 
 
-def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """Print a table to stdout, as wide as the terminal."""
+def print_table(title: str, columns: list[str], rows: list[list[str]], width: int) -> None:
+    """Print a table to stdout, as wide as the terminal, with empty lines around it."""
     from rich.console import Console as RichConsole
 
     from ..render.text import rich_table
 
     if title:
-        print_result(title)
+        print_result(folded(title, width) + "\n\n")
     with _stdout():
         RichConsole(file=sys.stdout).print(rich_table(columns, rows))
+        sys.stdout.write("\n")
+
+
+def folded(text: str, width: int) -> str:
+    """A text in lines that fit a terminal, cut between words."""
+    return textwrap.fill(text, max(width, 20), break_long_words=False, break_on_hyphens=False)

@@ -11,23 +11,26 @@ from .. import __version__
 from ..catalog import FORMAT_OF_SUFFIX, FORMATS, PICTURES, load
 from ..results.gate import exit_code
 from ..results.result import Answer, Listing
-from .console import Console, print_result, print_table
+from .console import Console, folded, print_result, print_table
 
 if TYPE_CHECKING:
     from ..commands.runner import Outcome
+    from ..files.spec.loading import LoadedSpec
     from ..run.job import Job, OutputOptions
 
 FORMATS_IN_WORDS = ("table", "markdown", "github")  # they show the verdict and the gate in words
 
 
-def deliver(job: Job, spec_text: str, outcome: Outcome, console: Console) -> int:
+def deliver(job: Job, spec: LoadedSpec, outcome: Outcome, console: Console) -> int:
     """Write and print everything; returns the exit code."""
     if not job.compute.dry_run:
-        write_files(job.outputs, outcome, spec_text)
+        write_files(job, outcome, spec)
+        for _, path in job.outputs.named():
+            console.note(f"wrote {path}")
     _print(job, outcome.answer, console)
     answer = outcome.answer
     in_words = _stdout_format(job.outputs) in FORMATS_IN_WORDS
-    if not in_words and not isinstance(answer, Listing):
+    if not in_words and not isinstance(answer, Listing):  # a note: --quiet drops it
         for line in answer.verdict:
             console.note(line)
     if isinstance(answer, Listing) or answer.gate is None:
@@ -41,14 +44,16 @@ def deliver(job: Job, spec_text: str, outcome: Outcome, console: Console) -> int
     for change in answer.gate.changes:
         within = " (within its standard error)" if change.within_error else ""
         values = f"{change.baseline:.6g} → {change.value:.6g}"
-        console.detail(f"{change.method}, k = {change.k}: {change.metric} {values}{within}")
+        on = "" if change.set is None else f"{change.set}/"
+        console.detail(f"{on}{change.method}, k = {change.k}: {change.metric} {values}{within}")
     return code
 
 
-def write_files(outputs: OutputOptions, outcome: Outcome, spec_text: str) -> None:
+def write_files(job: Job, outcome: Outcome, spec: LoadedSpec) -> None:
     """Write all files that the options name, except the predictions."""
     from ..commands.runner import write_output
 
+    outputs = job.outputs
     for path in outputs.output:
         write_output(path, load(FORMATS[FORMAT_OF_SUFFIX[path.suffix]])(outcome.answer).rstrip("\n") + "\n")
     if outputs.plot is not None:
@@ -57,10 +62,10 @@ def write_files(outputs: OutputOptions, outcome: Outcome, spec_text: str) -> Non
         figure = load(PICTURES[outputs.plot_kind or "curves"])(outcome.answer, outcome.figures)
         write_output(outputs.plot, picture(figure, outputs.plot.suffix.removeprefix(".")))
     if outputs.report is not None and not isinstance(outcome.answer, Listing):
-        from ..render.html import html_report
+        from ..render.html import Origin, html_report
 
-        text = html_report(outcome.answer, outcome.figures, sys.argv[1:], spec_text, __version__)
-        write_output(outputs.report, text)
+        origin = Origin(spec.spec.model.name(job.project.checkpoint), sys.argv[1:], spec.text, __version__)
+        write_output(outputs.report, html_report(outcome.answer, outcome.figures, origin))
 
 
 def _stdout_format(outputs: OutputOptions) -> str:
@@ -69,19 +74,26 @@ def _stdout_format(outputs: OutputOptions) -> str:
 
 def _print(job: Job, answer: Answer, console: Console) -> None:
     kind = _stdout_format(job.outputs)
+    if console.quiet and kind in FORMATS_IN_WORDS and not isinstance(answer, Listing):
+        answer = answer.without_verdict()
     if kind == "table" and job.outputs.format == "auto":  # on a terminal: as wide as it is
-        from ..render.text import gate_lines, review_grid, short_grid, title, verdict_lines
-
-        print_table(title(answer), *short_grid(answer, shutil.get_terminal_size().columns))
-        if review := review_grid(answer):
-            print_table(*review)
-        for line in (*verdict_lines(answer), *gate_lines(answer)):
-            print_result(line)
+        _print_for_terminal(answer, shutil.get_terminal_size().columns)
         return
     print_result(load(FORMATS[kind])(answer))
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if kind == "github" and summary and not job.compute.dry_run:
         _append_summary(summary, answer, console)
+
+
+def _print_for_terminal(answer: Answer, width: int) -> None:
+    from ..render.differences import difference_lines
+    from ..render.text import gate_lines, review_grid, short_grid, title, verdict_lines
+
+    print_table(title(answer), *short_grid(answer, width), width)
+    if review := review_grid(answer):
+        print_table(*review, width)
+    for line in (*difference_lines(answer), *verdict_lines(answer), *gate_lines(answer)):
+        print_result(folded(line, width))
 
 
 def _append_summary(path: str, answer: Answer, console: Console) -> None:

@@ -44,7 +44,7 @@ GROUPS = {
         *("method", "k", "retain", "indices", "split", "scores_only", "pool", "score", "reference", "rescale", "folds"),
         *("link", "full", "full_rows", "posterior", "samples", "conformal", "conformal_by", "seeds"),
     ),
-    "Model and data": ("spec", "checkpoint", "allow_code", "allow_outside"),
+    "Model and data": ("spec", "checkpoint", "test", "allow_code", "allow_outside"),
     "Output": (
         *("format", "json", "output", "overwrite", "predictions", "review", "plot", "plot_kind", "report"),
         *("quiet", "verbose", "debug"),
@@ -77,6 +77,7 @@ _EVALUATE = (
     *(
         "method",
         "k",
+        "test",
         "predictions",
         "review",
         "full",
@@ -139,7 +140,7 @@ COMMANDS = {
         (*_SELECTORS, FULL),
     ),
     "evaluate": Command(
-        "Compare methods with the full posterior, the targets and an oracle; computes whatever is missing.",
+        "Compare methods with the full posterior and the targets. Computes whatever is missing.",
         (*_EVALUATE, *_COMMON),
         (
             "sublaplace evaluate --method gradient --k 1000",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from .. import catalog
 from ..errors import UserError, suggestion
 from ..plain_text import visible
+from . import garbage
 from .console import print_result
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ def run_init(
         raise UserError(f"--task: found {task!r}", hint=suggestion(task, catalog.TASKS))
     from ..commands.init import Wishes, start  # imports torch
 
-    if data is None and checkpoint is not None and checkpoint.suffix in (".csv", ".parquet", ".npz"):
+    garbage.resume()
+    is_data = checkpoint is not None and checkpoint.suffix in (".csv", ".parquet", ".arrow", ".feather", ".npz")
+    if data is None and is_data:
         checkpoint, data = None, checkpoint
     done = start(Wishes(checkpoint, data, spec, task, activation))
     print_result(_as_json(done) if as_json else _as_text(done))

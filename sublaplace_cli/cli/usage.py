@@ -23,6 +23,7 @@ from ..run.job import (
 )
 from ..sizes import parse_bytes
 from .settings import Settings
+from .test_files import named_test_files
 
 ONE_OF = {
     "score": ("weighted", "unweighted"),
@@ -68,7 +69,9 @@ def parse_job(command: str, settings: Settings) -> Job:
         max_artifact=parse_bytes(settings.max_artifact, "--max-artifact"),
         limits=limits,
         choices=choices,
-        project=_picked(ProjectOptions, settings, allow_code=(*settings.allow_code, *allowed)),
+        project=_picked(
+            ProjectOptions, settings, test=named_test_files(settings.test), allow_code=(*settings.allow_code, *allowed)
+        ),
         compute=_picked(ComputeOptions, settings, recompute=settings.recompute or settings.force),
         selection=_picked(SelectionOptions, settings),
         posterior=_picked(PosteriorOptions, settings),

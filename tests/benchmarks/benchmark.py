@@ -61,6 +61,8 @@ BARS = (
     Bar("serve-resnet20-64", ratio_at_most=1.5, script="serving.py"),
     Bar("pass-2-ranks", ratio_at_least=1.7, script="scaling.py"),
     Bar("gram-2-ranks", ratio_at_least=1.7, script="scaling.py"),
+    Bar("start-up", seconds_at_most=0.3, ratio_at_most=1.1, script="startup.py"),
+    Bar("first-run", seconds_at_most=1.0, script="startup.py"),
 )
 LARGE = (
     Bar("transformer", peak_at_most=4e9, script="large.py"),

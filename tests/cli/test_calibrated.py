@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from sublaplace_cli import load_predictor
 ROWS, TEST, K, FOLDS = 90, 68, 12, 5
 TASKS = {"regression": 1, "binary": 1, "multiclass": 3}
 NOISE = 0.3
+BESIDE = "norm"  # shown in every table
 GRID = np.logspace(-8, 8, 1601)
 
 
@@ -163,7 +165,8 @@ def test_the_size_of_the_prior_no_longer_matters_to_norm(tool: Tool, larger: Pro
 def test_the_rivals_of_a_table(tool: Tool, larger: Project) -> None:
     result = tool("evaluate", "--k", K, "--json", cwd=larger.folder).json()
     names = [row["method"] for row in result["references"]]
-    assert names == (["map"] if larger.task == "regression" else ["map", "temperature", "constant, calibrated"])
+    of_classes = [] if larger.task == "regression" else ["temperature", "constant, calibrated"]
+    assert names == ["map", *of_classes, "norm"]
     asked = tool("evaluate", "--method", "map", "--json", "--full", "none", cwd=larger.folder).json()
     assert "map" not in [row["method"] for row in asked["references"]]
     assert asked["rows"][0]["nll"] == pytest.approx(result["references"][0]["nll"], rel=1e-6)
@@ -173,6 +176,25 @@ def test_the_rivals_of_a_table(tool: Tool, larger: Project) -> None:
     own = tool("evaluate", "--method", "temperature", "--full", "none", "--json", cwd=larger.folder).json()["rows"][0]
     assert own["nll"] == pytest.approx(result["references"][1]["nll"], rel=1e-6)
     assert own["accuracy"] == result["references"][0]["accuracy"], "a temperature keeps the order of the classes"
+
+
+@pytest.mark.parametrize("rescale", ["none", "calibrated"])
+def test_norm_beside_the_others_is_the_method(tool: Tool, larger: Project, rescale: str) -> None:
+    words = ("--k", K, "--rescale", rescale, "--json")
+    beside = tool("evaluate", *words, cwd=larger.folder).json()
+    asked = tool("evaluate", "--method", f"gradient,{BESIDE}", *words, "--force", cwd=larger.folder).json()
+    assert beside["references"][-1] == asked["rows"][-1]
+    assert beside["references"][-1]["method"] == BESIDE
+    assert BESIDE not in [row["method"] for row in asked["references"]], "it is shown once"
+    assert [row["method"] for row in beside["rows"]] == ["gradient"], "limits apply to what was asked for"
+
+
+def test_norm_is_not_shown_where_it_would_cost_much(tool: Tool, make) -> None:
+    project = make("regression", rows=ROWS)
+    without = tool("evaluate", "--k", K, "--full", "none", "--json", cwd=project.folder).json()
+    assert [row["method"] for row in without["references"]] == ["map"]
+    planned = tool("evaluate", "--k", K, "--dry-run", "--json", cwd=project.folder).json()["files"]
+    assert f"predictions-{BESIDE}" in planned
 
 
 def test_a_temperature_is_fitted_in_folds(tool: Tool, make) -> None:
@@ -290,16 +312,32 @@ def test_draws_are_calibrated_too(tool: Tool, larger: Project) -> None:
         assert draws.std() == pytest.approx(line["std"], rel=0.2)
 
 
+def by_name(run, method: str) -> dict:
+    result = run.json()
+    return next(row for row in (*result["rows"], *result["references"]) if row["method"] == method)
+
+
 def test_the_verdict(tool: Tool, make) -> None:
     """Labels that the network does not know: any certainty is too much, and a small prior variance too little."""
     project = make("multiclass", 3, rows=ROWS)
     project.use(posterior={"prior_precision": 1e-4})
     run = tool("evaluate", "--k", K, "--format", "table", cwd=project.folder)
-    assert "best posterior by nll: " in run.out
-    assert "temperature" in run.out
+    assert "to the probabilities here: NLL " in run.out
     result = tool("evaluate", "--k", K, "--json", cwd=project.folder)
     verdict = result.json()["verdict"]
-    assert verdict["text"][-1] in run.out
+    assert len(verdict["text"]) == 2
+    for line in verdict["text"]:
+        assert line in run.out
+    assert f"NLL {by_name(result, 'map')['nll']:.4g} → {by_name(result, 'gradient')['nll']:.4g} " in run.out
+    assert "First check the network: at its own training rows" in run.out
+    share = by_name(result, "gradient")["w2_relative"]
+    assert f"{math.ceil(100 * share)} % " in verdict["text"][1]
+    assert verdict["text"][1].startswith(f"With {K} of {project.size} parameters")
+    for kind in ("table", "markdown"):
+        quiet = tool("evaluate", "--k", K, "--format", kind, "-q", cwd=project.folder)
+        assert "The posterior" not in quiet.out + quiet.err
+        assert "With " not in quiet.out
+    assert tool("evaluate", "--k", K, "--json", "-q", cwd=project.folder).json()["verdict"] == verdict
     by_method = {each["method"]: each for each in verdict["nll_against_map"]}
     assert by_method["map"]["better_by"] == 0.0
     rows = {row["method"]: row for row in (*result.json()["rows"], *result.json()["references"])}
@@ -315,13 +353,10 @@ def test_a_posterior_that_is_worse_than_map_is_said_to_be(tool: Tool, make) -> N
     project = make("regression", rows=ROWS)
     project.use(posterior={"noise_variance": 2.0, "prior_precision": 1e-3})
     result = tool("evaluate", "--k", 41, "--json", cwd=project.folder)
-    assert "worse than the network alone (map" in result.err
-    assert "--rescale calibrated" in result.err
-    assert "map needs no posterior and is clearly better; before you decide, compare with" in result.err
+    assert "The posterior makes the predictions worse here: NLL " in result.err
+    assert "First check the network: at its own training rows" in result.err
     better = tool("evaluate", "--k", 41, "--rescale", "calibrated", "--json", cwd=project.folder)
     assert "--rescale calibrated" not in better.err
-    assert "only the order of the rows" in better.err
-    assert "only the order of the rows" not in result.err
     assert better.json()["rows"][0]["nll"] < result.json()["rows"][0]["nll"]
 
 

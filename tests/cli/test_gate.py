@@ -57,7 +57,7 @@ def test_a_row_that_is_named_but_not_there(tool: Tool, project: Project) -> None
     assert not (project.folder / ".sublaplace").exists(), "known before any computing"
     found, run = gate(tool, project, "--fail-if", "temperature: nll > 1", code=4)
     assert found["checks"][0]["passed"] is None
-    assert "there is no such row, only gradient (k = 5), gradient (k = 10), map, full (k = 41)" in run.err
+    assert "there is no such row, only gradient (k = 5), gradient (k = 10), map, norm, full (k = 41)" in run.err
     project.use(gate={"greedy: w2": {"max": 100}, "full: nll": {"max": 1e9}})
     found, _ = gate(tool, project, code=4)
     assert [check["passed"] for check in found["checks"]] == [None, True], "the spec serves many commands"

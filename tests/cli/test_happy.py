@@ -21,7 +21,7 @@ STANDARDISE = {"input": "from-train", "target": "from-train"}
 FILES = {
     *("jacobians-train.safetensors", "jacobians-test.safetensors", "scores.safetensors", "evaluation.json"),
     *("indices-gradient-k5.safetensors", "posterior-gradient-k5.safetensors", "predictions-gradient-k5.safetensors"),
-    *("posterior-full-k41.safetensors", "predictions-full-k41.safetensors"),
+    *("posterior-full-k41.safetensors", "predictions-full-k41.safetensors", "predictions-norm.safetensors"),
 }
 
 
@@ -64,8 +64,8 @@ def test_a_second_evaluate_reuses_everything(tool: Tool, project: Project) -> No
     before = contents(folder)
     second = tool("evaluate", "--k", 5, "--json", cwd=project.folder)
     assert core(first.json()) == core(second.json())
-    for name in ("predictions-gradient-k5", "predictions-full-k41", "scores", "jacobians-test"):
-        assert f"reusing {name}" in second.err
+    for name in ("predictions-gradient-k5", "predictions-full-k41", "predictions-norm", "scores", "jacobians-test"):
+        assert second.err.count(f"reusing {name}\n") == 1
     assert contents(folder) == before
     quiet = tool("evaluate", "--k", 5, "--json", "-q", cwd=project.folder)
     assert quiet.err_but_sanity() == ""
@@ -131,11 +131,11 @@ def test_formats(tool: Tool, project: Project, tmp_path: Path) -> None:
     outputs = [part for file in files for part in ("-o", file)]
     piped = tool(*options, *outputs, cwd=project.folder)
     result = strict(files[0].read_text())
-    rows = [*result["rows"], result["full"]]
-    assert [row["method"] for row in rows] == ["gradient", "map", "full"]
+    rows = [*result["rows"], *result["references"], result["full"]]
+    assert [row["method"] for row in rows] == ["gradient", "map", "norm", "full"]
     for text, delimiter in ((files[1].read_text(), ","), (files[3].read_text(), "\t"), (piped.out, "\t")):
         found = list(csv.DictReader(io.StringIO(text), delimiter=delimiter))
-        assert len(found) == 3
+        assert len(found) == 4
         for row, line in zip(rows, found, strict=True):
             for key, value in row.items():
                 if key == "why":
@@ -143,10 +143,10 @@ def test_formats(tool: Tool, project: Project, tmp_path: Path) -> None:
                 assert line[key] == ("" if value is None else str(value)), key
     markdown = files[2].read_text().splitlines()
     table = [line for line in markdown if line.startswith("|")]
-    assert len(table) == 5
+    assert len(table) == 6
     assert len({line.count("|") for line in table}) == 1
-    assert f"{rows[0]['w2']:.4g}" in table[2]
-    assert f"{rows[0]['w2']:.4g}" in files[4].read_text()
+    assert f"{rows[0]['w2_relative']:.4g}" in table[2]
+    assert f"{rows[0]['w2_relative']:.4g}" in files[4].read_text()
     assert "\x1b" not in files[4].read_text()
     for kind, file in zip(("json", "csv", "markdown", "tsv", "table"), files, strict=True):
         again = tool(*options, "--format", kind, cwd=project.folder)
@@ -465,7 +465,7 @@ def test_checkpoint_option(tool: Tool, project: Project, tmp_path: Path) -> None
     c = tool("evaluate", "--k", 5, "--json", cwd=project.folder).json()
     assert a["rows"] != b["rows"]
     assert b["rows"] == c["rows"]
-    assert len(list((project.folder / ".sublaplace").iterdir())) == 3
+    assert len(list((project.folder / ".sublaplace").iterdir())) == 2  # the same tensors are the same run
 
 
 def test_indices_from_elsewhere(tool: Tool, project: Project, tmp_path: Path) -> None:
@@ -550,3 +550,22 @@ def test_safetensors_and_npy_data(tool: Tool, project: Project) -> None:
     splits = {"train": {"rows": "0:22"}, "test": {"indices": {"array": "test_idx", "row": 0}}}
     project.use(data={"format": "npz", "path": "data.npz", "arrays": arrays, "splits": splits})
     assert tool("evaluate", "--k", 5, "--json", cwd=project.folder).json()["rows"] == expected
+
+
+def test_files_that_are_written_are_named(tool: Tool, project: Project) -> None:
+    options = ("evaluate", "--k", 5, "-o", "a.json", "--predictions", "p.csv")
+    run = tool(*options, cwd=project.folder)
+    assert [line for line in run.err.splitlines() if line.startswith("wrote")] == ["wrote a.json", "wrote p.csv"]
+    assert "wrote" not in tool(*options, "--overwrite", "--quiet", cwd=project.folder).err
+
+
+def test_rows_to_review_are_in_the_units_of_the_data(tool: Tool, project: Project) -> None:
+    project.spec["data"]["standardise"] = {"target": "from-train"}
+    project.save()
+    run = tool("evaluate", "--k", 5, "--review", 3, "--json", "--predictions", "p.jsonl", cwd=project.folder)
+    lines = {own["row"]: own for own in map(json.loads, (project.folder / "p.jsonl").read_text().splitlines())}
+    for row in run.json()["review"]["rows"]:
+        known = lines[row["row"]]
+        assert row["predicted"] == pytest.approx(known["mean_original"])
+        assert row["std"] == pytest.approx(known["std_original"])
+        assert row["target"] == pytest.approx(float(project.y[row["row"], 0]))

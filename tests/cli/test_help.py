@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,17 +46,80 @@ def test_every_option_that_a_text_names_exists() -> None:
     assert [f"{place}: {word}" for place, word in named if word not in OPTIONS] == []
 
 
+OF_OTHER_TOOLS = {
+    *("--nnodes", "--nproc-per-node", "--no-python", "--rdzv-backend", "--rdzv-endpoint"),  # torchrun
+    *("--quick", "--data-dir", "--only"),  # examples/paper/run
+    *("--count", "--index-url"),  # tests/fuzz/run, pip
+}
+
+
+def test_every_option_that_a_page_or_a_workflow_names_exists() -> None:
+    root = PACKAGE.parent
+    pages = [root / "README.md", root / "CHANGELOG.md", *(PACKAGE / "guide").glob("*.md"), *root.glob("examples/ci/*")]
+    named = {(page.name, word) for page in pages for word in OPTION.findall(page.read_text())}
+    assert len({word for _, word in named}) > 40
+    assert sorted((page, word) for page, word in named if word not in OPTIONS | OF_OTHER_TOOLS) == []
+    assert not OPTIONS & OF_OTHER_TOOLS
+
+
 def test_no_text_sends_anyone_to_a_deprecated_option() -> None:
     """It is named where it is declared and where its use is noted."""
     places = {place.partition(":")[0] for place, text in texts() if "--force" in text}
     assert places == {"cli/app.py"}
 
 
+INSTALLS = re.compile(r"\b(?:pip3?|pipx|uv|poetry|conda|mamba)\b[^\n`]*?\b(?:install|add)\b[^\n`]*")
+FROM_AN_INDEX = re.compile(r"(?<![\w/.$}-])sublaplace(?![\w/-])")
+EXTRA = re.compile(r"\[([a-z,]+)\]")
+
+
+def install_commands() -> Iterator[tuple[str, str, str]]:
+    """(file, command, the paragraph or table row around it) of every file that ships, but not of the tests."""
+    root = PACKAGE.parent
+    shipped = [
+        *root.glob("*.*"),
+        *(path for name in ("sublaplace_cli", "examples", ".ci") for path in root.rglob(f"{name}/**/*")),
+    ]
+    for path in shipped:
+        if path.suffix in (".md", ".py", ".yml", ".yaml", ".toml", ".txt", "") and path.is_file():
+            text = path.read_text()
+            for found in INSTALLS.finditer(text):
+                start, end = text.rfind("\n\n", 0, found.start()) + 1, text.find("\n\n", found.end())
+                yield str(path.relative_to(root)), found[0], text[start : end if end > 0 else None]
+
+
 def test_installing_works_from_a_clone() -> None:
     """There is no release that `pip install sublaplace` could find."""
-    assert [place for place, text in texts() if re.search(r"pip install '?sublaplace", text)] == []
-    for path in (PACKAGE.parent / "examples" / "ci").iterdir():
-        assert not re.search(r"pip install '?sublaplace", path.read_text()), path.name
+    found = list(install_commands())
+    assert {"README.md", "sublaplace_cli/errors.py", "examples/ci/github-actions.yml"} <= {file for file, *_ in found}
+    assert [(file, command) for file, command, _ in found if FROM_AN_INDEX.search(command)] == []
+    extras = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for file, command, around in found:
+        for names in EXTRA.findall(command):
+            assert set(names.split(",")) <= set(extras), (file, command)
+            assert "clone" in around.lower() or file.startswith("examples/"), (file, command)
+
+
+def test_a_command_that_needs_a_release_is_seen() -> None:
+    for command in (
+        "pip install sublaplace",
+        "pip install -U 'sublaplace[plot]'",
+        "uv add sublaplace",
+        "pipx install sublaplace",
+    ):
+        assert any(FROM_AN_INDEX.search(found) for found in INSTALLS.findall(command)), command
+    for command in (
+        "pip install '.[plot]'",
+        'pip install "${SUBLAPLACE}[plot]"',
+        "pip install ./sublaplace",
+        "pip install torch",
+    ):
+        assert not any(FROM_AN_INDEX.search(found) for found in INSTALLS.findall(command)), command
+
+
+def test_only_one_message_says_how_to_install() -> None:
+    places = {place.partition(":")[0] for place, text in texts() if "pip install" in text}
+    assert places == {"errors.py"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -179,7 +179,7 @@ def test_a_spec_that_is_no_regular_file(tool: Tool, project: Project) -> None:
         refused(tool(*CHOICE, "--spec", name, cwd=project.folder), f"cannot read the spec {name}", reason)
 
 
-@pytest.mark.parametrize("form", ["csv", "npy", "npz", "safetensors", "parquet"])
+@pytest.mark.parametrize("form", ["csv", "npy", "npz", "safetensors", "parquet", "arrow"])
 def test_data_that_are_no_regular_file(tool: Tool, project: Project, form: str) -> None:
     for name in special_files(project.folder):
         project.use(data={"format": form, "path": name, "splits": {"train": {}, "test": {"rows": "0:2"}}})
@@ -298,3 +298,32 @@ def parquet_bomb(size: int) -> bytes:
     start = ((1, I32, number(1)), (2, LIST, many(RECORD, schema)), (3, I64, number(30)))
     foot = record(*start, (4, LIST, many(RECORD, [group])))
     return out + foot + len(foot).to_bytes(4, "little") + b"PAR1"
+
+
+def test_buffers_of_arrow_that_expand(tool: Tool, project: Project) -> None:
+    """A few kilobytes that declare 2³⁰ bytes in one buffer, and a stream whose length is a lie."""
+    import pyarrow
+    from pyarrow import ipc
+
+    path = project.folder / "data.arrow"
+    zeros = pyarrow.table(dict.fromkeys(["a", "b", "c", "y0"], np.zeros(2**25)))
+    with ipc.new_stream(str(path), zeros.schema, options=ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(zeros)
+    assert path.stat().st_size < 2**20
+    data = {**project.spec["data"], "format": "arrow", "path": "data.arrow"}
+    project.use(data=data)
+    run = tool(*CHOICE, "--memory", "64MiB", cwd=project.folder)
+    refused(run, "data.arrow", "more than the allowed memory")
+    assert run.peak < 2**26 + 10**9
+    few = pyarrow.table(dict(zip(["a", "b", "c", "y0"], np.hstack([project.x, project.y]).T, strict=True)))
+    with ipc.new_stream(str(path), few.schema) as writer:
+        writer.write_table(few)
+    content = path.read_bytes()
+    assert tool(*CHOICE, cwd=project.folder).code == 0
+    lengths = [at for at in range(0, len(content) - 8, 8) if content[at : at + 8] == (30).to_bytes(8, "little")]
+    assert lengths
+    for at in lengths:
+        for wrong in (31, 2**40, 2**62, 2**63, 2**64 - 1):
+            path.write_bytes(content[:at] + wrong.to_bytes(8, "little") + content[at + 8 :])
+            run = tool(*CHOICE, "--memory", "64MiB", cwd=project.folder)
+            refused(run, "data.arrow", "not a readable Arrow file")

@@ -152,7 +152,7 @@ def test_a_checkpoint_in_the_result(tool: Tool, project: Project, kind: str) -> 
     is_plain(run.out.replace("\t", " ") if kind == "tsv" else run.out)
     is_plain(run.err)
     if kind in ("tsv", "csv"):
-        assert len(run.out.splitlines()) == 1 + 2 * 2 + 2 + 1 + 1, "one line per row, mean and reference"
+        assert len(run.out.splitlines()) == 1 + 2 * 2 + 2 + 2 + 1, "one per row, mean, reference and full"
 
 
 @pytest.mark.parametrize("method", ["names:[a-z0-9]*", "names:[/0-9]*", "names:[02.]*weight"])
@@ -160,7 +160,7 @@ def test_a_label_is_no_markup(tool: Tool, project: Project, method: str) -> None
     options = ("evaluate", "--method", method)
     run = tool(*options, "--format", "table", "--plot", "p.svg", "--report", "r.html", cwd=project.folder)
     assert run.code == 0, run.err
-    assert f" {method} " in run.out
+    assert f"\n{method} " in run.out
     code, out, _ = on_terminal((*options, "--overwrite"), project.folder, {"NO_COLOR": "1"}, 200)
     assert code == 0
     assert method in out

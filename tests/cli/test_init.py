@@ -91,7 +91,7 @@ def test_an_mlp_with_own_names_and_a_csv(tool, tmp_path, trained):
     assert spec.model.build.args == {"in": 4, "hidden": [16, 8], "out": 1, "act": "tanh"}
     assert spec.model.weights.rename == {"fc1.": "0.", "fc2.": "2.", "head.": "4."}
     assert (spec.data.standardise.input, spec.data.standardise.target) == ("from-train", "none")
-    assert "next: sublaplace evaluate --method gradient --k 1000" in done.out
+    assert "next: sublaplace evaluate --method gradient --k 112" in done.out
     result = evaluated(tool, tmp_path)
     assert result["rows"][0]["rmse"] < 0.5 * float(np.std(trained.y))
 
@@ -178,6 +178,20 @@ def test_classes_are_recognised_by_the_outputs(tool, tmp_path, trained):
     started(tool, tmp_path, "model.pt", "rows.npz", "--activation", "tanh")
     assert spec_in(tmp_path).task == "multiclass"
     evaluated(tool, tmp_path)
+
+
+@pytest.mark.parametrize("wanted", [None, "tanh"])
+@pytest.mark.parametrize("readable", [True, False])
+def test_the_activation_is_written_as_it_is_shown(tool, tmp_path, trained, wanted, readable):
+    """Also where the network fits no rows, or none can be tried, and where the user says it."""
+    torch.save(Net(3).state_dict(), tmp_path / "model.pt")
+    y = np.arange(N_ROWS) % 3
+    np.savez(tmp_path / "rows.npz", x=trained.X, y=y if readable else np.array(["a", "b", "c"])[y])
+    words = [] if wanted is None else ["--activation", wanted]
+    found = json.loads(started(tool, tmp_path, "model.pt", "rows.npz", "--json", *words).out)["findings"]
+    shown = {finding["topic"]: finding["value"] for finding in found}
+    written = spec_in(tmp_path).model.build.args["act"]
+    assert shown["activation"] == written == (wanted or "relu")
 
 
 def test_rows_that_are_sorted_by_their_target_alternate(tool, tmp_path, trained):

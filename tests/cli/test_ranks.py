@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cli.cli_tools import (
     ENVIRONMENT,
@@ -141,6 +142,17 @@ def test_torchrun_gives_the_result_of_one_process(tool: Tool, tmp_path: Path) ->
         assert mine[f"{name}.safetensors"] == theirs[f"{name}.safetensors"], name
 
 
+def test_sets_of_test_rows_are_those_of_one_process(tool: Tool, tmp_path: Path) -> None:
+    project = Project(tmp_path / "p")
+    project.write_csv("other.csv", ["a", "b", "c", "y0"], 1.5 * np.hstack([project.x, project.y])[:7])
+    choice = ("evaluate", "--method", "gradient,norm", "--k", "7", "--rescale", "calibrated", "--folds", "2", "--json")
+    sets = ("--test", "data.csv", "--test", "other.csv", "--dtype", "float64")
+    alone = tool(*choice, *sets, "--run-dir", tmp_path / "alone", cwd=project.folder).json()
+    two = leader(ranks(2, *choice, *sets, "--run-dir", tmp_path / "two", cwd=project.folder))
+    assert_same(core(two.json()), core(alone))
+    assert contents(tmp_path / "two").keys() == contents(tmp_path / "alone").keys()
+
+
 @pytest.mark.parametrize("classes", [0, 40], ids=["regression", "sampled classes"])
 def test_rows_at_a_kink_are_those_of_one_process(tool: Tool, tmp_path: Path, classes: int) -> None:
     """Each rank uses float64 in some of its rows; the first one names them all."""
@@ -165,7 +177,7 @@ def test_three_ranks_with_uneven_rows_and_several_classes(tool: Tool, tmp_path: 
     runs = ranks(3, *choice, "--run-dir", tmp_path / "three", cwd=project.folder)
     assert_same(core(leader(runs).json()), core(alone))
     again = tool(*choice, "--run-dir", tmp_path / "three", cwd=project.folder)  # by one process, what three have made
-    assert "reusing posterior" in again.err
+    assert "reusing predictions-gradient-k3" in again.err
     assert_same(core(again.json()), core(alone))
 
 
@@ -240,7 +252,7 @@ def mortal(tmp_path: Path) -> Project:
 
 
 CHOICE = ("evaluate", "--method", "gradient", "--k", "5", "--allow-code", "net")
-PREPARING = 20  # forward passes of the checks before the work, at most
+PREPARING = 40  # forward passes of the checks before the work, at most
 
 
 def test_a_rank_that_dies_ends_all_with_3_and_the_next_run_goes_on(mortal: Project, tool: Tool, tmp_path: Path) -> None:
@@ -272,7 +284,7 @@ def forward_passes_before_work(project: Project, tmp_path: Path) -> int:
         "from sublaplace_cli.core.workers import SINGLE_WORKER\n"
         "from sublaplace_cli.files.spec.loading import load_spec\n"
         "from sublaplace_cli.reporter import Silent\n"
-        "from sublaplace_cli.run.run import open_run\n"
+        "from sublaplace_cli.run.open_run import open_run\n"
         "job = parse_job('evaluate', Settings(method='gradient', k='5', allow_code=('net',)))\n"
         "with open_run(job, load_spec(Path('sublaplace.yaml')), Silent(), SINGLE_WORKER) as run:\n"
         "    print(type(run.passes.model).calls)\n"

@@ -37,6 +37,7 @@ CHANGED = {
     "scores_only": {"scores_only": True},
     "method": {"method": "greedy,last-k"},
     "k": {"k": "5,7"},
+    "test": {"test": ("b.csv",)},
     "indices": {"indices": Path("i.npy")},
     "pool": {"pool": "2k"},
     "score": {"score": "unweighted"},
@@ -142,3 +143,26 @@ def test_a_method_that_takes_no_k_refuses_one(name: str) -> None:
         return
     with pytest.raises(UserError, match=f"--k was given, but {name} takes no k"):
         parse_job("evaluate", Settings(method=name, k="3"))
+
+
+@pytest.mark.parametrize(
+    ("words", "files"),
+    [
+        (("b.csv",), {"b": "b.csv"}),
+        (("far/b.tar.csv=1",), None),
+        (("late=far/2-x=3.csv", "b.csv"), {"late": "far/2-x=3.csv", "b": "b.csv"}),
+        (("./b=c.csv",), None),
+        (("b.csv", "b=c.csv"), None),
+        (("b=",), None),
+        (("",), None),
+    ],
+)
+def test_test_files_by_name(words: tuple[str, ...], files: dict[str, str] | None) -> None:
+    settings = Settings(test=words)
+    if files is None:
+        with pytest.raises(UserError, match="--test"):
+            parse_job("evaluate", settings)
+        return
+    found = parse_job("evaluate", settings).project.test_files
+    assert found == {name: Path(file).absolute() for name, file in files.items()}
+    assert list(found) == list(files)

@@ -24,6 +24,9 @@ from second_device import DeviceTensor, MixedDevicesError, SecondDevice, install
 from torch import Tensor, nn  # noqa: E402
 
 from sublaplace_cli.catalog import METHODS, TASKS, load, task_of  # noqa: E402
+from sublaplace_cli.core.features.beside import Beside  # noqa: E402
+from sublaplace_cli.core.features.sketch import Sketch  # noqa: E402
+from sublaplace_cli.core.features.subset import Subset  # noqa: E402
 from sublaplace_cli.core.gaussian import Gaussian  # noqa: E402
 from sublaplace_cli.core.jacobian import conv  # noqa: E402
 from sublaplace_cli.core.jacobian.capture import Capture, prepare_capture  # noqa: E402
@@ -37,6 +40,7 @@ from sublaplace_cli.core.omega.precision import Precision  # noqa: E402
 from sublaplace_cli.core.omega.row_sums import own_products, squared_gradients  # noqa: E402
 from sublaplace_cli.core.posterior.bounds import require_not_larger  # noqa: E402
 from sublaplace_cli.core.posterior.diagonal import DiagonalPosterior  # noqa: E402
+from sublaplace_cli.core.posterior.features import fit_features  # noqa: E402
 from sublaplace_cli.core.posterior.full import fit_full  # noqa: E402
 from sublaplace_cli.core.posterior.path import fit_subnet  # noqa: E402
 from sublaplace_cli.core.prediction import Comparison, Prediction  # noqa: E402
@@ -179,6 +183,10 @@ def _posteriors(
         found.put(f"{form} factor", subnet.factor)
         own, full_variance = (covariance[name].diagonal(dim1=1, dim2=2) for name in (form, "full"))
         require_not_larger(own, full_variance, products, form, "full")
+    for k in (4, precision.n_rows + 3):
+        features = fit_features(precision, Beside(Subset(S), Sketch(k, 1)))
+        found.put(f"{k} features factor", features.over_features.factor)
+        covariance[f"{k} features"] = features.covariance(test)
     if float(precision.prior[0]) == TINY_PRIOR:
         assert full.condition > QR_CONDITION, "this prior is there to reach the careful forms"
     diagonal = DiagonalPosterior(precision.prior, precision.data_diagonal(), MEMORY)

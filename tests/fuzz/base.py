@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow
+import pyarrow.ipc
 import torch
 import yaml
 from cli.cli_tools import Project, Tool
@@ -19,7 +20,7 @@ from torch.export import Dim, export
 
 MEMORY = 64 * 2**20
 RUN, POSTERIOR, BASELINE = "run", "posterior.safetensors", "baseline.json"
-FORMATS = ("csv", "npz", "npy", "parquet", "safetensors")
+FORMATS = ("csv", "npz", "npy", "parquet", "arrow", "safetensors")
 CANARY = "executed"  # appears in the folder of a case if any of its code is run
 CHOICE = ("--method", "gradient", "--k", "5", "--json", "--memory", f"{MEMORY}")
 
@@ -63,11 +64,13 @@ def _write_data(project: Project) -> None:
     save_file({"x": torch.from_numpy(x), "y": torch.from_numpy(y)}, folder / "data.safetensors")
     columns = dict(zip(["a", "b", "c", "y0"], np.hstack([x, y]).T, strict=True))
     parquet.write_table(pyarrow.table(columns), folder / "data.parquet", row_group_size=16)
+    _write_arrow(folder / "data.arrow", pyarrow.table(columns))
     choice: dict[str, Any] = {
         "csv": {"columns": project.spec["data"]["columns"]},
         "npz": {"arrays": {"input": "x", "target": "y"}},
         "npy": {"columns": {"target": 3, "input": [0, 1, 2]}},
         "parquet": {"columns": project.spec["data"]["columns"]},
+        "arrow": {"columns": project.spec["data"]["columns"]},
         "safetensors": {"arrays": {"input": "x", "target": "y"}},
     }
     splits = project.spec["data"]["splits"]
@@ -75,6 +78,13 @@ def _write_data(project: Project) -> None:
         data = {"format": form, "path": f"data.{form}", "splits": splits, **choice[form]}
         data["standardise"] = {"input": "from-train", "target": "from-train"}
         project.save(project.changed(data=data), f"{form}.yaml")
+
+
+def _write_arrow(path: Path, table: pyarrow.Table) -> None:
+    """A stream of two parts with compressed buffers: more can be wrong than in a plain file."""
+    options = pyarrow.ipc.IpcWriteOptions(compression="zstd")
+    with pyarrow.ipc.new_stream(str(path), table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=16)
 
 
 def _export(path: Path) -> None:

@@ -39,6 +39,7 @@ SPEC_NUMBERS = [
 LIKELY_SPEC: list[tuple[str, Any]] = [
     ("task", "binary"), ("task", "multiclass"), ("posterior.noise_variance", "auto"),
     ("posterior.noise_variance", "marglik"), ("posterior.noise_variance", {"from": "test"}),
+    ("data.classes", ["0", "1"]), ("data.classes", [True, False]), ("data.columns.input", {"a": "a", "b": "b"}),
     ("posterior.prior_precision", "marglik"), ("posterior.prior_precision", {"0.*": 1e-90, "*": "marglik"}),
     ("posterior.prior_precision", {"tune": "nll", "split": "test"}), ("posterior.rescale", "hybrid"),
     ("posterior.rescale", "scale"), ("data.splits.train.rows", "0:1"), ("data.splits.train.rows", "::-1"),
@@ -165,6 +166,7 @@ def data(base: Path) -> SearchStrategy[Case]:
         ),
         "safetensors": edits(head).map(lambda change: {"do": "header", "changes": [change]}),
         "parquet": damage(),
+        "arrow": damage(),
     }  # fmt: skip
 
     def of(form: str) -> SearchStrategy[Case]:

@@ -188,6 +188,9 @@ class ProgressNotes:
             self.reported = time.monotonic()
             sys.stderr.write(f"{self.label}: {self.done} of {self.total}\n")
 
+    def describe(self, label: str) -> None:
+        self.label = label
+
     def __enter__(self) -> ProgressNotes:
         return self
 

@@ -46,6 +46,9 @@ if _TYPE_CHECKING:
     from .api.predictor import load_predictor
     from .architectures.cifar_resnet import cifar_resnet
     from .architectures.mlp import mlp
+    from .core.features.beside import Beside
+    from .core.features.sketch import Sketch
+    from .core.features.subset import Subset
     from .core.likelihoods.binary import Binary
     from .core.likelihoods.heteroscedastic import Heteroscedastic
     from .core.likelihoods.multiclass import Multiclass
@@ -57,11 +60,12 @@ _MODULES = {
     **dict.fromkeys(_LIBRARY, "api.library"),
     **{"load_predictor": "api.predictor", "run_command": "api.command", "SublaplaceError": "errors"},
     **{"cifar_resnet": "architectures.cifar_resnet", "mlp": "architectures.mlp"},
+    **{name: f"core.features.{name.lower()}" for name in ("Beside", "Sketch", "Subset")},
     **{name: f"core.likelihoods.{name.lower()}" for name in ("Binary", "Heteroscedastic", "Multiclass", "Regression")},
 }
-__all__ = ["Binary", "Heteroscedastic", "Multiclass", "Regression", "SublaplaceError", "cifar_resnet", "dense_jacobian"]
-__all__ += ["fit", "fit_path", "full_posterior", "jacobian", "load_predictor", "mlp", "precision", "run_command"]
-__all__ += ["select", "variances"]
+__all__ = ["Beside", "Binary", "Heteroscedastic", "Multiclass", "Regression", "Sketch", "SublaplaceError", "Subset"]
+__all__ += ["cifar_resnet", "dense_jacobian", "fit", "fit_path", "full_posterior", "jacobian", "load_predictor", "mlp"]
+__all__ += ["precision", "run_command", "select", "variances"]
 
 
 def __getattr__(name: str) -> _Any:

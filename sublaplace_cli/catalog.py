@@ -19,14 +19,16 @@ class Method:
     """A selector chooses parameters for a sub-network; a reference predicts without one.
 
     Its module may also define `check`, which refuses impossible input before any computation:
-    `check(facts, k)` for a selector, `check(run)` for a reference.
+    `check(facts, k)` for a selector and for features, `check(run)` for a reference.
     """
 
-    entry: str  # selector: (problem, k) → Selection; reference: (ReferenceInputs) → Prediction
+    # selector: (problem, k) → Selection; features: (k, seed, choose) → FeatureMap; reference: (ReferenceInputs) →
+    # Prediction
+    entry: str
     summary: str
-    kind: Literal["selector", "reference"] = "selector"
+    kind: Literal["selector", "features", "reference"] = "selector"
     takes_k: bool = True
-    nested: bool = True  # the choice for a smaller k is a prefix of that for a larger one
+    nested: bool = True  # of a selector: the choice for a smaller k is a prefix of that for a larger one
     pooled: bool = False  # it chooses among the candidates of --pool, which may grow with k
     needs_full: bool = False  # it is fitted to the full posterior
     beside: bool = False  # every table shows it, where it costs little
@@ -41,6 +43,10 @@ def _reference(name: str, summary: str, **more: Any) -> Method:
     return Method(f"sublaplace_cli.run.references.{name}:predict", summary, "reference", takes_k=False, **more)
 
 
+def _features(file: str, summary: str, **more: Any) -> Method:
+    return Method(f"sublaplace_cli.core.features.methods.{file}:{file}", summary, "features", nested=False, **more)
+
+
 METHODS = {
     "gradient": _selector("gradient", "k largest weighted mean squared gradients (Algorithm 1)"),
     "greedy": _selector("greedy", "largest remaining Schur complement (Algorithm 2)", pooled=True),
@@ -50,6 +56,10 @@ METHODS = {
     "random": _selector("random", "a seeded uniform choice"),
     "magnitude": _selector("magnitude", "k largest |θ|"),
     "variance": _selector("variance", "largest gain in variance over the reference rows", pooled=True),
+    "sketch": _features("sketch", "k random signed sums of all parameters' gradients"),
+    "gradient+sketch": _features(
+        "gradient_sketch", "the k/2 parameters that gradient chooses, and k/2 random signed sums of all others"
+    ),
     "full": _reference("full", "full linearized Laplace, through the Gram kernel", needs_full=True),
     "temperature": _reference(
         "temperature", "the network alone with a temperature fitted to held-out rows", needs_gradients=False

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import get_args
 
 import torch
@@ -9,6 +10,9 @@ from torch import Tensor, nn
 
 from .. import device as devices
 from ..catalog import BY_NAME, METHODS, NAMES_PREFIX, load, load_check
+from ..core.features import FeatureMap
+from ..core.features.beside import Beside
+from ..core.features.subset import Subset
 from ..core.jacobian.blocks import DenseBlock
 from ..core.jacobian.capture import SAMPLE_ROWS, Capture, prepare_capture
 from ..core.jacobian.rows import BlockBuffer, HeldJacobian, Jacobian, RecomputedJacobian
@@ -18,6 +22,7 @@ from ..core.network.layout import Layout
 from ..core.omega.precision import Precision
 from ..core.omega.row_sums import own_products
 from ..core.posterior import path
+from ..core.posterior.features import FeaturePosterior, fit_features
 from ..core.posterior.full import FullPosterior, fit_full
 from ..core.posterior.rescale import Kind, RescaledPosterior, left_out, rescale_to_full
 from ..core.posterior.subnet import SubnetPosterior
@@ -178,22 +183,25 @@ def select(omega: Precision, method: str = "gradient", k: int = 1000, *, pool: s
 
 
 def fit(
-    omega: Precision, selection: Selection | Tensor, *, rescale: Kind = "none"
-) -> SubnetPosterior | RescaledPosterior:
-    """The posterior over the selected parameters; `rescale` fits its variances to those of the full posterior.
+    omega: Precision, over: Selection | Tensor | FeatureMap, *, rescale: Kind = "none"
+) -> SubnetPosterior | FeaturePosterior | RescaledPosterior:
+    """The posterior over selected parameters or features; `rescale` fits its variances to those of the full posterior.
 
     >>> posterior = fit(omega, select(omega, "gradient", k=10), rescale="scale")
     >>> posterior.variance(J).shape == J.outputs.shape
     True
+    >>> fit(omega, Sketch(k=10, seed=0)).variance(J).shape == J.outputs.shape
+    True
     """
-    posterior = path.fit_subnet(omega, _indices(omega, selection))
     if rescale not in get_args(Kind):
         raise UserError(f"unknown rescaling '{rescale}'", hint=suggestion(rescale, get_args(Kind)))
+    posterior = fit_features(omega, _feature_map(omega, over))
+    own, view = posterior.over_features, posterior.view
     if rescale == "none":
-        return posterior
-    products = own_products(omega.jacobian, omega.prior, omega.memory)
-    found = rescale_to_full(posterior, rescale, omega, left_out(fit_full(omega), omega), products)
-    return RescaledPosterior(posterior, found, omega.prior, omega.memory)
+        return own if view.has_outside else posterior
+    products = partial(own_products, omega.jacobian, omega.prior, omega.memory)
+    found = rescale_to_full(own, view, rescale, omega, left_out(fit_full(omega), omega), products)
+    return RescaledPosterior(own, found, omega.prior, omega.memory, view)
 
 
 def fit_path(omega: Precision, selection: Selection | Tensor, ks: Sequence[int]) -> list[SubnetPosterior]:
@@ -232,6 +240,17 @@ def full_posterior(omega: Precision) -> FullPosterior:
 def _indices(omega: Precision, selection: Selection | Tensor) -> Tensor:
     indices = selection.indices if isinstance(selection, Selection) else selection
     return checked(indices, omega.layout.size, "selection").to(omega.prior.device)
+
+
+def _feature_map(omega: Precision, over: Selection | Tensor | FeatureMap) -> FeatureMap:
+    if isinstance(over, Selection | Tensor):
+        return Subset(_indices(omega, over))
+    if not 1 <= over.k <= omega.layout.size:
+        raise UserError(f"k = {over.k} is out of range: the network has {omega.layout.size} trainable parameters")
+    subset = over.subset if isinstance(over, Beside) else over
+    if isinstance(subset, Subset):
+        checked(subset.indices, omega.layout.size, "Subset")
+    return over
 
 
 def _memory(memory: int | None, device: torch.device) -> int:

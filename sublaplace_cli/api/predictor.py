@@ -122,9 +122,10 @@ class Predictor:
         layout = Layout.of(self._model)
         capture = prepare_capture(self._model, layout, evenly_spaced(inputs, SAMPLE_ROWS), memory)
         self._likelihood.check_outputs(capture.n_outputs)
-        fitted = read_fitted(artifact, layout.size, capture.n_outputs, device, memory)
-        if fitted.rescale.b:
-            return partial(_all_columns, capture, fitted, read_prior(artifact, layout, device)[1])
+        prior = read_prior(artifact, layout, device)[1]
+        fitted = read_fitted(artifact, layout, prior, capture.n_outputs, memory)
+        if fitted.rescale.b or not fitted.view.has_outside:
+            return partial(_all_columns, capture, fitted, prior)
         columns, covariance = ColumnPass(capture, fitted.posterior.indices), fitted.posterior.serving_covariance
         return partial(_some_columns, columns, covariance(capture.n_outputs), fitted)
 
@@ -150,7 +151,7 @@ def _some_columns(
 
 
 def _all_columns(capture: Capture, fitted: Fitted, prior: Tensor, inputs: Inputs) -> Gaussian:
-    """The outputs where the remainder, outside S, needs all gradients."""
+    """The outputs where features, or the remainder of a rescaling, need all gradients."""
     captured = capture(inputs)
     J_S, outside = fitted.columns(captured, prior)
     own = fitted.posterior.column_covariance(J_S, captured.f.shape[1])

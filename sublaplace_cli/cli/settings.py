@@ -55,6 +55,7 @@ GROUPS = {
     ),
 }
 _SELECTORS = tuple(name for name, method in METHODS.items() if method.kind == "selector")
+_FEATURES = tuple(name for name, method in METHODS.items() if method.kind == "features")
 
 _COMMON = (
     *("spec", "checkpoint", "run_dir", "device", "memory", "max_artifact", "dtype", "gram_dtype", "format", "json"),
@@ -137,7 +138,7 @@ COMMANDS = {
         "Fit the posterior over the chosen parameters.",
         ("method", "k", "indices", "retain", "rescale", "folds", "link", *_COMMON),
         ("sublaplace fit --method gradient --k 1000", "sublaplace fit --indices indices.npy"),
-        (*_SELECTORS, FULL),
+        (*_SELECTORS, *_FEATURES, FULL),
     ),
     "evaluate": Command(
         "Compare methods with the full posterior and the targets. Computes whatever is missing.",

@@ -176,10 +176,10 @@ def _check_samples(settings: Settings) -> None:
         raise UserError(f"--samples {settings.samples} is not a positive integer")
     if settings.predictions is None:
         raise UserError("--samples needs a file to write to", hint="for example: --samples 50 --predictions draws.csv")
-    references = [call.name for call in parse_methods(settings.method) if not call.selects]
+    references = [call.name for call in parse_methods(settings.method) if not call.is_compact]
     if settings.posterior is None and references:
         raise UserError(
-            f"--samples draws from a sub-network's posterior; {references[0]} has none",
+            f"--samples draws from a posterior over k parameters or features; {references[0]} has none",
             hint="leave it out of --method",
         )
 
@@ -269,7 +269,7 @@ def _parse_retain(settings: Settings, calls: list[MethodCall]) -> float | None:
             raise UserError("--retain needs --k auto", hint="for example: --k auto --retain 0.9")
         return None
     for call in calls:
-        if call.method.takes_k and not call.is_nested(settings.pool):
+        if call.method.takes_k and not call.makes_features and not call.is_nested(settings.pool):
             pooled = call.method.pooled
             raise UserError(
                 f"--k auto needs a method whose choice for a small k is a prefix of that for a larger one; {call.name} "

@@ -91,7 +91,12 @@ def _check_limits(limits: Sequence[Limit], names: Sequence[str]) -> None:
 def _check_choice(run: Run, choice: Choice) -> None:
     """Each method has its own check in its own file."""
     call, command = choice.call, run.job.command
-    if not call.selects and (command == "select" or (command == "fit" and not call.is_full)):
+    if call.makes_features and command == "select":
+        raise UserError(
+            f"select needs a method that chooses parameters; '{call.name}' makes features of all of them",
+            hint=f"fit it with: sublaplace fit --method {call.name}",
+        )
+    if not call.is_compact and (command == "select" or (command == "fit" and not call.is_full)):
         raise UserError(
             f"{command} needs a method that chooses parameters; '{call.name}' is a reference for evaluate",
             hint="use it with: sublaplace evaluate --method " + call.name,
@@ -101,7 +106,7 @@ def _check_choice(run: Run, choice: Choice) -> None:
         load_function(call.name, f"--method {call.name}", options.allow_code, run.project.loaded.folder)
         return
     check = load_check(call.method)
-    if check is not None and call.selects:
+    if check is not None and call.is_compact:
         facts = (run.layout, run.network.last_linear, run.job.selection.pool, call.pattern)
         check(SelectorFacts(*facts, all_outputs=not run.samples(run.job.selection.reference)), choice.k)
     elif check is not None:

@@ -7,6 +7,8 @@ from ..catalog import load
 from ..core.posterior.bounds import Bracket, bracket
 from ..core.prediction import Absent, Comparison, OodSet, Prediction
 from ..files.spec.splits import TEST
+from ..run.choosing.chosen import Chosen
+from ..run.choosing.features import choose
 from ..run.input_files import OracleOutputs, oracle_outputs
 from ..run.job import Choice
 from ..run.posteriors.calibration import TEMPERATURE, HeldOut, at_other_rows, calibrated, rivals
@@ -20,11 +22,10 @@ from ..run.references.beside import beside
 from ..run.references.full import full_prediction
 from ..run.rows.test_sets import TestSet
 from ..run.run import Run
-from ..run.selections import Chosen, select
 from .scoring.outcome import NO_OOD, Evaluation, ScoredSet, full_rows, result_of
 from .scoring.theorem1 import check_theorem_1
 
-# The sub-network of each choice, the prediction of the first test rows if it is there already, or None.
+# The parameters or features of each choice, the prediction of the first test rows if it is there already, or None.
 Choices = Mapping[Choice, Chosen | Prediction | None]
 
 
@@ -86,8 +87,7 @@ def evaluate(run: Run) -> Evaluation:
 
 def _chosen(problem: Problem) -> Choices:
     """Every choice in the order asked for, then the references beside them."""
-    subnets = [choice for choice in problem.run.choices if choice.call.selects]
-    chosen = select(problem, subnets) if subnets else {}
+    chosen = choose(problem, problem.run.choices)
     return {choice: chosen.get(choice) for choice in problem.run.choices} | beside(problem)
 
 
@@ -100,16 +100,16 @@ def _predictions(
 ) -> tuple[Prediction, ...]:
     """Of every choice at the rows of a split, in their order."""
     rows = problem.predicted(split)
-    subnets = {choice: own for choice, own in chosen.items() if isinstance(own, Chosen)}
+    compact = {choice: own for choice, own in chosen.items() if isinstance(own, Chosen)}
     predictions: dict[Choice, Prediction] = {}
-    for path in paths(list(subnets.values())):
+    for path in paths(list(compact.values())):
         made = predict(problem, path, rows, known)
         by_digest = {own.digest: prediction for own, prediction in zip(path, made, strict=True)}
-        predictions |= {choice: by_digest[own.digest] for choice, own in subnets.items() if own.digest in by_digest}
+        predictions |= {choice: by_digest[own.digest] for choice, own in compact.items() if own.digest in by_digest}
     for choice, own in chosen.items():
         if isinstance(own, Prediction) and rows.split == problem.predicted(TEST).split:
             predictions[choice] = own
-        elif not choice.call.selects:
+        elif not choice.call.is_compact:
             inputs = ReferenceInputs(choice.call.name, problem, rows, full)
             predictions[choice] = load(choice.call.method.entry)(inputs)
     return tuple(known.about_targets(predictions[choice]) for choice in chosen)

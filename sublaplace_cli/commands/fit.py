@@ -1,15 +1,15 @@
-"""`sublaplace fit`: the posterior over the chosen parameters, or over all of them."""
+"""`sublaplace fit`: the posterior over the chosen parameters, over features, or over all parameters."""
 
 from typing import Any
 
 from ..catalog import FULL
 from ..core.posterior.full import FullPosterior
 from ..core.posterior.subnet import SubnetPosterior
+from ..run.choosing.features import choose
 from ..run.input_files import read_indices
 from ..run.posteriors.fitting import fit as fit_path
 from ..run.problem import open_problem
 from ..run.run import Run
-from ..run.selections import select
 
 
 def fit(run: Run) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def fit(run: Run) -> dict[str, Any]:
         method, k, posterior, rescaling = FULL, run.layout.size, problem.full, {}
     else:
         if chosen is None:
-            (chosen,) = select(problem, run.choices).values()
+            (chosen,) = choose(problem, run.choices).values()
         (fitted,) = fit_path(problem, [chosen])
         method, k, posterior = chosen.method, chosen.k, fitted.posterior
         rescaling = {"rescale": fitted.rescale.c, "remainder": fitted.rescale.b}

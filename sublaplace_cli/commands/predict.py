@@ -41,8 +41,8 @@ def predict(run: Run, artifact: Artifact) -> Evaluation:
     """One row of results for each set of test rows, from the posterior and those rows."""
     _check_posterior(run, artifact)
     meta, oracles = artifact.meta, [(test, oracle_outputs(run, test)) for test in run.tests]
-    fitted = read_fitted(artifact, run.layout.size, run.passes.n_outputs, run.device, run.memory)
     prior_precision, prior = read_prior(artifact, run.layout, run.device)
+    fitted = read_fitted(artifact, run.layout, prior, run.passes.n_outputs, run.memory)
     stored = _Stored(run, fitted, prior, meta)
     sets = [stored.scored(test, oracle) for test, oracle in oracles]
     known, predictions = sets[0].known, sets[0].predictions

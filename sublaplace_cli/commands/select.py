@@ -5,15 +5,16 @@ from typing import Any
 from torch import Tensor
 
 from ..core.network.layout import Layout
+from ..run.choosing.selections import select as select_all
 from ..run.problem import open_problem
 from ..run.run import Run
-from ..run.selections import select as select_all
 
 
 def select(run: Run) -> dict[str, Any]:
     """Rows → Ω → select."""
     problem = open_problem(run)
     (chosen,) = select_all(problem, run.choices).values()
+    assert chosen.indices is not None, "other methods were refused"
     counts = layer_counts(run.layout, chosen.indices)
     values = {
         "n_params": run.layout.size,

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from .features import FeatureMap
+from .features.subset import Subset
 from .gaussian import Gaussian
 from .likelihoods import Likelihood
 from .posterior.rescale import ALL_OUTPUTS, Rescale
@@ -21,7 +23,7 @@ class Prediction:
     outputs: Gaussian
     freedom: float | None  # tr(Ω_SS⁻¹ (AᵀA)_SS); None if there is no posterior
     rescale: Rescale = field(default_factory=Rescale)
-    indices: Tensor | None = None  # S (k,) of a sub-network
+    features: FeatureMap | None = None  # of a posterior over k parameters or features
     samples: Tensor | None = None  # draws of the outputs (count, M, C)
     own_mean: bool = False  # the mean is not that of the network
     calibration: Calibration | None = None  # how `rescale` was fitted to held-out rows, if it was
@@ -44,6 +46,11 @@ class Prediction:
     def common_std(self) -> Tensor:
         """σ to compare with other standard deviations."""
         return self.comparable.std[:, self.means]
+
+    @property
+    def indices(self) -> Tensor | None:
+        """S (k,) of a sub-network."""
+        return self.features.indices if isinstance(self.features, Subset) else None
 
     @property
     def is_subnet_posterior(self) -> bool:

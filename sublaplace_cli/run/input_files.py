@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.features.subset import Subset
 from ..core.selectors import checked
 from ..errors import UserError
 from ..files.artifacts.artifact import open_artifact
@@ -16,12 +17,12 @@ from ..files.data.datasets import Split, read_matrix
 from ..files.reading import reading
 from ..files.spec.models import OracleSpec
 from ..json_files import read_bounded
+from .choosing.chosen import Chosen
 from .identity.network import require_same_function
 from .identity.run_identity import parameter_table
 from .rows.passes import InputReader
 from .rows.test_sets import TestSet
 from .run import Run
-from .selections import Chosen
 
 INDEX_BYTES = 64  # of one index in a file, at most; 2²⁰ bytes are always allowed
 
@@ -39,7 +40,7 @@ def read_indices(run: Run, path: Path) -> Chosen:
         indices = torch.from_numpy(numbers.astype(np.int64, casting="same_kind"))
     indices = checked(indices, run.layout.size, str(path)).to(run.device)
     digest = digest_of(indices.tolist())
-    return Chosen(f"indices-{digest[:8]}", indices, digest)
+    return Chosen(f"indices-{digest[:8]}", Subset(indices), digest)
 
 
 def _whole_numbers(content: bytes) -> np.ndarray:
@@ -72,7 +73,7 @@ def _from_artifact(run: Run, path: Path) -> Chosen:
     indices = checked(artifact.tensor("indices"), run.layout.size, str(path)).to(run.device)
     row = run.passes.reader(run.split("train"), 0, 1)
     require_same_function(artifact, run.passes.model, row, f"--indices {path}")
-    return Chosen(artifact.meta["method"], indices, artifact.digest)
+    return Chosen(artifact.meta["method"], Subset(indices), artifact.digest)
 
 
 @dataclass(frozen=True)

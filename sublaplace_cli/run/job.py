@@ -234,6 +234,15 @@ class MethodCall:
         return self.method.kind == "selector"
 
     @property
+    def makes_features(self) -> bool:
+        return self.method.kind == "features"
+
+    @property
+    def is_compact(self) -> bool:
+        """Whether its posterior is over k parameters or features."""
+        return self.selects or self.makes_features
+
+    @property
     def is_full(self) -> bool:
         return self.method is METHODS[FULL]
 

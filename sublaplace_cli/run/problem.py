@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..catalog import FULL
+from ..core.features.views import View, view_of
 from ..core.jacobian.rows import Jacobian
 from ..core.linalg import WARN_CONDITION
 from ..core.omega.precision import Precision
@@ -23,6 +24,7 @@ from ..files.artifacts.artifact import Artifact
 from ..files.artifacts.run_folder import file_stem
 from ..files.spec.splits import TEST
 from ..reporter import Reporter
+from .choosing.chosen import Chosen
 from .hyperparameters import Hyperparameters, OpenHyperparameters, noise_is_from_train, settled_by_spec
 from .rows.row_shards import SplitRows
 from .rows.row_storage import open_rows
@@ -115,6 +117,7 @@ class Problem:
     rows: Rows
     hyperparameters: Hyperparameters
     _predicted: dict[str, PredictedRows] = field(default_factory=dict)
+    _views: dict[str, View] = field(default_factory=dict)  # by the digest of what they show
 
     @cached_property
     def omega(self) -> Precision:
@@ -203,6 +206,13 @@ class Problem:
         if split not in self._predicted:
             self._predicted[split] = PredictedRows(self.run, self.rows, split, self.hyperparameters.prior)
         return self._predicted[split]
+
+    def view(self, chosen: Chosen) -> View:
+        """How a posterior sees the rows, with this prior."""
+        if chosen.digest not in self._views:
+            settled = self.hyperparameters
+            self._views[chosen.digest] = view_of(chosen.features, self.run.layout, settled.prior, self.run.memory)
+        return self._views[chosen.digest]
 
     @property
     def held_out(self) -> PredictedRows:

@@ -1,7 +1,7 @@
 """Prior precisions and noise variance that the spec leaves open, chosen by the data.
 
 `marglik`: by the Laplace marginal likelihood. `{tune: nll}`: by the predictions on held-out rows. Both use the
-full posterior or, in an evaluation of one sub-network with `--full none`, that sub-network.
+full posterior or, in an evaluation of one sub-network or feature map with `--full none`, that one.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..catalog import CALIBRATED
+from ..core.features.views import EntryView, View, view_of
 from ..core.gaussian import Gaussian
 from ..core.jacobian.rows import Jacobian
 from ..core.linalg import row_products
@@ -22,14 +23,15 @@ from ..core.tuning import marglik, nll
 from ..core.tuning.calibration import best_factors, fold_numbers
 from ..core.tuning.marglik import Evidence, Optimum, maximise
 from ..core.tuning.nll import Spectrum, minimise
-from ..errors import Reason, RunError
+from ..errors import Reason, RunError, UserError
 from ..files.artifacts.artifact import Artifact
 from ..files.spec.splits import TEST
+from .choosing.features import first_features
+from .choosing.selections import first_selection
 from .hyperparameters import Hyperparameters, OpenHyperparameters, settled_by_spec
 from .problem import Problem, Rows
 from .project import prior_vector
 from .run import Run
-from .selections import first_selection
 from .store import Content, Key
 
 NAME = "hyperparameters"
@@ -39,18 +41,26 @@ NEARLY_ALL = 0.99  # share of the training rows that are classified correctly
 def tune(run: Run, rows: Rows, open_parts: OpenHyperparameters) -> Hyperparameters:
     """The hyperparameters of a run, with the open ones chosen by the data."""
     start = settled_by_spec(run, None)  # open precisions at 1, open noise at the mean square
-    tuner = _Tuner(run, rows, open_parts, start, _subnet(Problem(run, rows, start)))
+    tuner = _Tuner(run, rows, open_parts, start, _view(Problem(run, rows, start), open_parts))
     best = run.store.get(Key(NAME, NAME, step="tune"), tuner.best, tuner.read, _content).value
     return tuner.settled(best)
 
 
-def _subnet(problem: Problem) -> Tensor | None:
-    """The one sub-network to tune for; None for the full posterior."""
-    subnets = [choice for choice in problem.run.choices if choice.call.selects]
-    if problem.run.job.posterior.full != "none" or len(subnets) != 1:
+def _view(problem: Problem, open_parts: OpenHyperparameters) -> View | None:
+    """What the one posterior of k parameters or features is over, for a unit prior; None for the full posterior."""
+    run, compact = problem.run, [choice for choice in problem.run.choices if choice.call.is_compact]
+    if run.job.posterior.full != "none" or len(compact) != 1:
         return None
-    (choice,) = subnets
-    return None if choice.call.own_code or choice.retain is not None else first_selection(problem, choice)
+    (choice,) = compact
+    if choice.call.own_code or choice.retain is not None:
+        return None
+    if choice.call.selects:
+        return EntryView(first_selection(problem, choice))
+    if len(open_parts.globs) > 1:
+        message = f"{choice.call.name} sums entries of several tensors, so their precisions cannot be tuned one by one"
+        raise UserError(message, hint="tune one number, or leave --full none out: then the full posterior decides")
+    unit = torch.ones_like(problem.hyperparameters.prior)
+    return view_of(first_features(problem, choice).features, run.layout, unit, run.memory)
 
 
 def _content(best: Optimum) -> Content:
@@ -79,7 +89,7 @@ class _Tuner:
     rows: Rows
     open_parts: OpenHyperparameters
     start: Hyperparameters
-    S: Tensor | None  # the sub-network to tune for; None: the full posterior
+    view: View | None  # what the posterior to tune for is over; None: the full posterior
 
     def best(self) -> Optimum:
         if self.open_parts.by_nll:
@@ -117,11 +127,10 @@ class _Tuner:
         by_nll, start = self.open_parts.by_nll, self.start
         criterion, what = ("nll", f"nll on the {self._held_out}") if by_nll else ("log_evidence", "marginal likelihood")
         bounds = [nll.LEAST_ALPHA, nll.MOST_ALPHA] if by_nll else [marglik.LEAST, marglik.MOST]
-        whose = "the full posterior" if self.S is None else "the sub-network"
         sigma2 = None if start.noise_variance is None else best.sigma2
         shown = ", ".join(f"{alpha:.4g}" for alpha in best.alphas)
         self.run.reporter.note(
-            f"{what} of {whose}: prior precision {shown}"
+            f"{what} of {self._whose}: prior precision {shown}"
             + ("" if sigma2 is None else f", noise variance {sigma2:.4g}")
             + f"; {criterion} {best.start_value:.6g} → {best.value:.6g}"
         )
@@ -135,7 +144,7 @@ class _Tuner:
             )
         begun = {"prior_precision": 1.0, "noise_variance": start.noise_variance, criterion: best.start_value}
         return {
-            "by": f"{what} of {whose}",
+            "by": f"{what} of {self._whose}",
             "prior_precision": prior_precision,
             "noise_variance": sigma2,
             criterion: best.value,
@@ -144,6 +153,13 @@ class _Tuner:
             **({"by_fold": list(best.by_fold)} if best.by_fold else {}),
             **({"at_bound": _at_a_bound(best.alphas[0])} if best.at_a_bound and by_nll else {}),
         }
+
+    @property
+    def _whose(self) -> str:
+        """The posterior that is tuned for, in words."""
+        if self.view is None:
+            return "the full posterior"
+        return "the sub-network" if self.view.has_outside else "the features"
 
     @property
     def _held_out(self) -> str:
@@ -172,9 +188,10 @@ class _Tuner:
 
     def _inside(self) -> Tensor:
         """Mask of the parameters to tune for (p,)."""
-        inside = torch.full((self.run.layout.size,), self.S is None, dtype=torch.bool, device=self.run.device)
-        if self.S is not None:
-            inside[self.S] = True
+        subnet = None if self.view is None or not self.view.has_outside else self.view.indices
+        inside = torch.full((self.run.layout.size,), subnet is None, dtype=torch.bool, device=self.run.device)
+        if subnet is not None:
+            inside[subnet] = True
         return inside
 
     def _evidence(self) -> Evidence:
@@ -203,12 +220,16 @@ class _Tuner:
 
     def _kernel(self, left: Jacobian, inside: Tensor, root: Tensor | None) -> Tensor:
         """Gram matrix of rows with the training rows over these parameters, for a unit prior."""
-        train = self.rows.train.jacobian
+        train = rows = self.rows.train.jacobian
+        is_square = left is train
         prior = torch.where(inside, 1.0, torch.inf).to(torch.float64)  # infinite precision leaves a parameter out
-        K = gram(left, train, prior, self.run.memory, progress=self.run.reporter.progress)
+        if self.view is not None and not self.view.has_outside:
+            rows = self.view.rows(train)
+            left, prior = rows if is_square else self.view.rows(left), prior.new_ones(len(self.view.indices))
+        K = gram(left, rows, prior, self.run.memory, progress=self.run.reporter.progress)
         if root is not None:
             K = weigh_columns(K, root, in_place=True)
-            K = K if left is not train else weigh_columns(K.T.contiguous(), root, in_place=True)
+            K = K if not is_square else weigh_columns(K.T.contiguous(), root, in_place=True)
         return K
 
     def _require_room(self, matrices: int, rows: int) -> None:
@@ -229,10 +250,10 @@ class _Tuner:
         assert targets is not None, "they were checked before"
         inside, root = self._inside(), None if self.rows.train.is_sampled else likelihood.root(train.outputs)
         K, cross = self._kernel(train, inside, root), self._kernel(held_out, inside, root).T
-        if self.S is None:
+        if self.view is None:
             products = own_products(held_out, torch.ones_like(self.start.prior), run.memory)
         else:
-            chunks = column_chunks(held_out, self.S, run.memory)
+            chunks = column_chunks(self.view.rows(held_out), self.view.indices, run.memory)
             products = torch.cat([row_products(chunk, run.passes.n_outputs) for _, chunk in chunks])
         spectrum, f = Spectrum.of(K, cross, products), held_out.outputs
 

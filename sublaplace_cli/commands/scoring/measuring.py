@@ -20,6 +20,10 @@ MORE_THAN_FULL = (
     "above 1 because correlations between parameters are left out: without them the training rows narrow the "
     "predictions less than in the full posterior; only a sub-network's is a share"
 )
+MORE_THAN_FULL_BY_FEATURES = (
+    "above 1 because random sums are no sub-network: their kernel is that of the full posterior on average over the "
+    "seeds, so a single seed may exceed it"
+)
 
 
 def setup_of(run: Run, n_train: int, noise_variance: float | None, prior_precision: Any) -> Setup:
@@ -64,7 +68,7 @@ def measured(prediction: Prediction, known: Comparison, metrics: Iterable[Metric
     if prediction.own_mean and values.get("w2") is not None:
         why["w2"] = "its mean is another one: the spreads alone are compared"
     if prediction.indices is None and (values.get("retained") or 0.0) > 1 + FULL_ROUNDING:
-        why["retained"] = MORE_THAN_FULL
+        why["retained"] = MORE_THAN_FULL if prediction.features is None else MORE_THAN_FULL_BY_FEATURES
     return Measured(Row(prediction.method, prediction.k, values, why), by_row)
 
 

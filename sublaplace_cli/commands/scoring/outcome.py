@@ -144,8 +144,8 @@ def _artifacts(run: Run, predictions: Sequence[Prediction]) -> dict[str, str]:
         if prediction.k is not None:
             kinds = ("indices", "posterior", "predictions")
             indices, *rest = (file_stem(kind, prediction.method, prediction.k) for kind in kinds)
-            is_subnet = prediction.indices is not None
-            rescales = (run.rescale, run.fitted_rescale) if is_subnet else ("none", "none")
+            is_compact = prediction.features is not None
+            rescales = (run.rescale, run.fitted_rescale) if is_compact else ("none", "none")
             posterior, predicted = (variant(name, rescale) for name, rescale in zip(rest, rescales, strict=True))
             names += [indices, posterior]
         names += [] if predicted is None else [own.stem(predicted) for own in run.tests]

@@ -4,7 +4,7 @@ So all that is computed from a sub-network's columns is computed from features b
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -13,8 +13,7 @@ from torch import Tensor
 from ..jacobian.blocks import Block, DenseBlock
 from ..jacobian.rows import Jacobian, Which, n_outputs, row_tiles
 from ..network.layout import Layout
-from ..omega.precision import Precision
-from . import FeatureMap, Features
+from . import Features
 
 
 @dataclass(frozen=True)
@@ -60,10 +59,3 @@ class FeatureJacobian:
     @cached_property
     def _tiles(self) -> list[tuple[int, int]]:
         return row_tiles(self.source, self.memory, extra=16 * n_outputs(self.source) * self.k)
-
-
-def feature_precision(precision: Precision, feature_map: FeatureMap) -> Precision:
-    """I + Σₙ ΦV^(−½)Jₙᵀ Hₙ JₙV^(−½)Φᵀ of the same rows."""
-    features = feature_map.on(precision.layout, precision.prior)
-    rows = FeatureJacobian(precision.jacobian, features, feature_map.k, precision.memory)
-    return replace(precision, jacobian=rows, prior=torch.ones(rows.k, dtype=torch.float64, device=rows.outputs.device))

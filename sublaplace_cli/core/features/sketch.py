@@ -22,6 +22,7 @@ from . import Features
 from .groups import Groups, folded, random_bins
 from .spectra import FactorSketches, TransformedLayer, put_transformed, transform_is_cheaper
 
+VERSION = 1  # of the map that a seed stands for: a posterior of another version cannot be read
 WRITTEN_BYTES = 16 * 2**20  # of a block's entries that are gathered at a time
 
 

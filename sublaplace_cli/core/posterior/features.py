@@ -1,12 +1,11 @@
-"""A posterior over the features of the gradient: a sub-network's, over the rows' features."""
+"""A posterior over features of the gradient: a sub-network's, over what its view of the rows returns."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ..features import FeatureMap
-from ..features.rows import FeatureJacobian, feature_precision
+from ..features.views import View, view_of
 from ..jacobian.rows import Jacobian
 from ..omega.precision import Precision
 from . import Posterior
@@ -19,7 +18,7 @@ class FeaturePosterior(Posterior):
     """Variance (Φg′)ᵀ (I + ΦA′ᵀA′Φᵀ)⁻¹ Φg′."""
 
     over_features: SubnetPosterior
-    training: FeatureJacobian
+    view: View
 
     @property
     def freedom(self) -> float:
@@ -30,18 +29,14 @@ class FeaturePosterior(Posterior):
         return self.over_features.shares_cancel
 
     def covariance(self, jacobian: Jacobian) -> Tensor:
-        return self.over_features.covariance(replace(self.training, source=jacobian))
+        return self.over_features.covariance(self.view.rows(jacobian))
 
     def own_shares(self, precision: Precision) -> Tensor:
         """A_n Ω⁻¹ A_nᵀ of every training row (N, C, C), for the precision with which it was fitted."""
-        own = replace(self.training, source=precision.jacobian)
-        ones = torch.ones(own.k, dtype=torch.float64, device=own.outputs.device)
-        return self.over_features.own_shares(replace(precision, jacobian=own, prior=ones))
+        return self.over_features.own_shares(self.view.precision(precision))
 
 
 def fit_features(precision: Precision, feature_map: FeatureMap) -> FeaturePosterior:
     """The posterior over these features: primal (k × k) where k ≤ N·C, else dual (N·C × N·C)."""
-    fitted = feature_precision(precision, feature_map)
-    assert isinstance(fitted.jacobian, FeatureJacobian)
-    everything = torch.arange(feature_map.k, device=fitted.prior.device)
-    return FeaturePosterior(fit_subnet(fitted, everything), fitted.jacobian)
+    view = view_of(feature_map, precision.layout, precision.prior, precision.memory)
+    return FeaturePosterior(fit_subnet(view.precision(precision), view.indices), view)

@@ -1,12 +1,17 @@
-"""Rescaling a sub-network's variance, too small by Theorem 1, by one or two numbers fitted to the full posterior."""
+"""Rescaling a sub-network's variance, too small by Theorem 1, by one or two numbers fitted to the full posterior.
+
+Features of all parameters leave none outside: there the second number is on the length of the whole gradient.
+"""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from ..features.views import View
 from ..jacobian.rows import Jacobian
 from ..jacobian.sharded import some_rows
 from ..linalg import row_products
@@ -74,6 +79,11 @@ def outside_products(rows: Jacobian, products: Tensor, S: Tensor, prior: Tensor,
     return without_rounding(products - torch.cat(inside), products)
 
 
+def remainder_products(view: View, rows: Jacobian, products: Tensor, prior: Tensor, memory: int) -> Tensor:
+    """What the second number of a rescaling is on: the products outside a sub-network, or the whole ones."""
+    return outside_products(rows, products, view.indices, prior, memory) if view.has_outside else products
+
+
 def without_rounding(outside: Tensor, products: Tensor) -> Tensor:
     """The part outside S, with 0 for outputs where it is rounding of the whole."""
     own, whole = (each.diagonal(dim1=1, dim2=2) for each in (outside, products))
@@ -85,10 +95,11 @@ def without_rounding(outside: Tensor, products: Tensor) -> Tensor:
 class RescaledPosterior(Posterior):
     """A sub-network's posterior with rescaled covariances."""
 
-    posterior: SubnetPosterior
+    posterior: SubnetPosterior  # over the columns of its view
     rescale: Rescale
     prior: Tensor  # v (p,) of all parameters
     memory: int
+    view: View
 
     @property
     def indices(self) -> Tensor:
@@ -99,28 +110,31 @@ class RescaledPosterior(Posterior):
         return self.posterior.freedom
 
     def covariance(self, jacobian: Jacobian) -> Tensor:
-        own = self.posterior.covariance(jacobian)
+        own = self.posterior.covariance(self.view.rows(jacobian))
         if not self.rescale.b:
             return self.rescale.apply(own, None)
         products = own_products(jacobian, self.prior, self.memory)
-        return self.rescale.apply(own, outside_products(jacobian, products, self.indices, self.prior, self.memory))
+        return self.rescale.apply(own, remainder_products(self.view, jacobian, products, self.prior, self.memory))
 
 
 def rescale_to_full(
     posterior: SubnetPosterior,
+    view: View,
     kind: Kind,
     precision: Precision,
     full_left_out: Tensor,
-    products: Tensor,
+    products: Callable[[], Tensor],
     which: slice = ALL_OUTPUTS,
 ) -> Rescale:
-    """c and b of a sub-network, given the full left-out variances (N, C) and G V⁻¹ Gᵀ of the training rows.
+    """c and b, given the full left-out variances (N, C) and a function for G V⁻¹ Gᵀ of the training rows.
 
     They are fitted for some of the outputs: those of another unit must not count.
     """
-    own = left_out(posterior, precision)
-    outside = outside_products(precision.jacobian, products, posterior.indices, precision.prior, precision.memory)
-    return fit_rescale(kind, full_left_out[:, which], own[:, which], outside.diagonal(dim1=1, dim2=2)[:, which])
+    own, outside = left_out(posterior, view.precision(precision)), torch.zeros_like(full_left_out)
+    if kind == "hybrid":
+        remainder = remainder_products(view, precision.jacobian, products(), precision.prior, precision.memory)
+        outside = remainder.diagonal(dim1=1, dim2=2)
+    return fit_rescale(kind, full_left_out[:, which], own[:, which], outside[:, which])
 
 
 def fit_scale(full: Tensor, own: Tensor) -> float | None:

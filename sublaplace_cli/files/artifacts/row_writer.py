@@ -15,7 +15,7 @@ from torch import Tensor
 from ...json_files import open_regular, read_json
 from .atomic import PART_SUFFIX, canonical_json, explain_write_errors, publish, sync_folder, write_error, write_text
 from .layout import TensorPlan, bytes_of_all, header_of, offsets_of
-from .schemas import RowProgress
+from .metadata import RowProgress
 
 NO_DIGEST = "0" * 64
 

@@ -1,4 +1,4 @@
-"""Posteriors of sub-networks with their rescaling, stored and reused."""
+"""Posteriors of sub-networks and of features with their rescaling, stored and reused."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,26 +10,27 @@ import torch
 from torch import Tensor
 
 from ...catalog import FULL
+from ...core.features import FeatureMap
+from ...core.features.views import EntryView, View, view_of
 from ...core.gaussian import Gaussian
 from ...core.jacobian.capture import Captured
 from ...core.linalg import row_products
 from ...core.network.layout import Layout
-from ...core.omega.row_sums import columns_of_blocks
 from ...core.posterior.path import fit_path, path_covariances
 from ...core.posterior.rescale import Kind, Rescale, rescale_to_full, without_rounding
 from ...core.posterior.subnet import SubnetPosterior, subnet_bytes
 from ...core.posterior.subnet_dual import SubnetDual
 from ...core.posterior.subnet_primal import SubnetPrimal
-from ...core.selectors import checked
 from ...errors import Reason, RunError, UserError
 from ...files.artifacts.artifact import Artifact, open_artifact
 from ...files.artifacts.run_folder import file_stem
 from ...files.data.datasets import MeanStd, Scales, Split
 from ...sizes import format_bytes
+from ..choosing.chosen import Chosen
 from ..problem import Problem, posterior_facts, warn_if_ill_conditioned
 from ..project import prior_vector
-from ..selections import Chosen
 from ..store import Content, Key
+from .stored_features import description_of, indices_of, read_features, size_of
 
 MOST_COLUMNS_KEPT = 10_000  # names of input columns in the metadata of a posterior
 OLDER, FIT_AGAIN = "it was written by an older version", "fit it again with: sublaplace fit --recompute"
@@ -37,19 +38,22 @@ OLDER, FIT_AGAIN = "it was written by an older version", "fit it again with: sub
 
 @dataclass(frozen=True)
 class Fitted:
-    """A sub-network's posterior, and how its variances are rescaled."""
+    """A posterior over the columns of a view, and how its variances are rescaled."""
 
+    view: View
     posterior: SubnetPosterior
     rescale: Rescale
     noise_factor: float = 1.0  # on the noise variance of new rows
     held_out: Tensor | None = None  # its covariances at the rows that it was calibrated on, if it was just now
 
     def columns(self, captured: Captured, prior: Tensor) -> tuple[Tensor, Tensor | None]:
-        """J_Sᵀ (k, m·C) of one pass, and G V⁻¹ Gᵀ outside S (m, C, C) if the rescaling needs it."""
-        J_S = columns_of_blocks(captured.blocks, self.posterior.indices, captured.f.numel())
+        """The view's columns (k, m·C) of one pass, and the products of a remainder (m, C, C) if there is one."""
+        J_S = self.view.columns(captured.blocks)
         if not self.rescale.b:
             return J_S, None
         products: Any = sum(block.own_products(prior[block.span]) for block in captured.blocks)
+        if not self.view.has_outside:
+            return J_S, products
         inside = row_products(J_S * self.posterior.prior.rsqrt().unsqueeze(1), captured.f.shape[1])
         return J_S, without_rounding(products - inside, products)
 
@@ -67,7 +71,9 @@ def paths(selections: Sequence[Chosen]) -> list[list[Chosen]]:
 
 
 def _extends(long: Chosen, short: Chosen) -> bool:
-    return short.method == long.method and torch.equal(short.indices, long.indices[: short.k])
+    if short.method != long.method or short.indices is None or long.indices is None:
+        return False  # features of different k have nothing in common
+    return torch.equal(short.indices, long.indices[: short.k])
 
 
 def variant(name: str, rescale: str) -> str:
@@ -85,49 +91,67 @@ def fit(problem: Problem, path: Sequence[Chosen]) -> list[Fitted]:
     }
     names = [variant(file_stem("posterior", chosen.method, chosen.k), run.rescale) for chosen in path]
     keys = [
-        Key("posterior", name, {"indices": chosen.digest}, facts | {"method": chosen.method}, "fit")
+        Key("posterior", name, chosen.inputs, facts | {"method": chosen.method}, "fit")
         for name, chosen in zip(names, path, strict=True)
     ]
 
     def read(artifact: Artifact) -> Fitted:
-        return read_fitted(artifact, run.layout.size, run.passes.n_outputs, run.device, run.memory)
+        return read_fitted(artifact, run.layout, problem.hyperparameters.prior, run.passes.n_outputs, run.memory)
 
-    # Fit the whole path even if only one is missing: then no bit depends on which artifacts already exist.
-    omega, indices, ks = problem.omega, path[-1].indices, [chosen.k for chosen in path]
-    stored = run.store.get_all(
-        keys,
-        lambda missing: _rescaled(problem, fit_path(omega, indices, ks), missing),
-        read,
-        lambda fitted: _content(problem, names[ks.index(len(fitted.posterior.indices))], fitted),
-    )
-    return [fitted.value for fitted in stored]
+    ks, views = [chosen.k for chosen in path], [problem.view(chosen) for chosen in path]
+
+    def make(missing: list[int]) -> list[Fitted]:
+        # Fit the whole path even if only one is missing: then no bit depends on which artifacts already exist.
+        made = fit_path(views[-1].precision(problem.omega), views[-1].indices, ks)
+        own = [_view_of(posterior, view) for posterior, view in zip(made, views, strict=True)]
+        return _rescaled(problem, own, made, missing)
+
+    def write(fitted: Fitted) -> Content | None:
+        number = ks.index(len(fitted.posterior.indices))
+        return _content(problem, names[number], path[number].features, fitted)
+
+    return [fitted.value for fitted in run.store.get_all(keys, make, read, write)]
 
 
-def _rescaled(problem: Problem, posteriors: Sequence[SubnetPosterior], missing: list[int]) -> list[Fitted]:
+def _view_of(posterior: SubnetPosterior, view: View) -> View:
+    """With the columns in the order of the posterior."""
+    return EntryView(posterior.indices) if view.has_outside else view
+
+
+def _rescaled(
+    problem: Problem, views: Sequence[View], posteriors: Sequence[SubnetPosterior], missing: list[int]
+) -> list[Fitted]:
     if problem.run.calibrates:
-        return _calibrated(problem, posteriors, missing)
-    return [Fitted(posteriors[i], _rescale(problem, posteriors[i])) for i in missing]
+        return _calibrated(problem, views, posteriors, missing)
+    return [Fitted(views[i], posteriors[i], _rescale(problem, views[i], posteriors[i])) for i in missing]
 
 
-def _rescale(problem: Problem, posterior: SubnetPosterior) -> Rescale:
+def _rescale(problem: Problem, view: View, posterior: SubnetPosterior) -> Rescale:
     kind = problem.run.rescale
     if kind == "none":
         return Rescale()
-    full, products = problem.full_left_out, problem.train_products
+    full = problem.full_left_out
     with problem.run.store.timed("rescale"):
-        return rescale_to_full(posterior, cast(Kind, kind), problem.omega, full, products, problem.means)
+        return rescale_to_full(
+            *(posterior, view, cast(Kind, kind), problem.omega),
+            *(full, lambda: problem.train_products, problem.means),
+        )
 
 
-def _calibrated(problem: Problem, posteriors: Sequence[SubnetPosterior], missing: list[int]) -> list[Fitted]:
+def _calibrated(
+    problem: Problem, views: Sequence[View], posteriors: Sequence[SubnetPosterior], missing: list[int]
+) -> list[Fitted]:
     """With the factor that all held-out rows together choose: what a posterior keeps for new rows."""
     rows, calibrator = problem.held_out, problem.calibrator
-    covariances = path_covariances(posteriors, rows.jacobian, problem.run.memory)
+    covariances = path_covariances(posteriors, views[-1].rows(rows.jacobian), problem.run.memory)
     with problem.run.store.timed("calibrate"):
         factors = [calibrator.together(Gaussian(rows.f, covariance)) for covariance in covariances]
-    return [Fitted(posteriors[i], Rescale(factors[i].value), factors[i].noise, covariances[i]) for i in missing]
+    return [
+        Fitted(views[i], posteriors[i], Rescale(factors[i].value), factors[i].noise, covariances[i]) for i in missing
+    ]
 
 
-def _content(problem: Problem, name: str, fitted: Fitted) -> Content | None:
+def _content(problem: Problem, name: str, features: FeatureMap, fitted: Fitted) -> Content | None:
     posterior, run = fitted.posterior, problem.run
     warn_if_ill_conditioned(run.reporter, name, posterior.condition)
     train = run.split("train")
@@ -142,7 +166,12 @@ def _content(problem: Problem, name: str, fitted: Fitted) -> Content | None:
         is_rest = columns is not None and columns.input == "rest"
         numbers |= {"columns": list(train.columns), **({"rest": list(train.columns)} if is_rest else {})}
     numbers |= {"scale_shapes": shapes, "serving": run.serving, **posterior_facts(problem.hyperparameters)}
-    tensors = {**posterior.tensors(), **scales}
+    numbers |= description_of(features)
+    tensors = posterior.tensors()
+    if not fitted.view.has_outside:  # its columns are numbered from 0, with prior precision 1
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in ("indices", "prior")}
+        tensors |= indices_of(features)
+    tensors |= scales
     return (tensors, numbers) if run.store.fits(name, tensors) else None
 
 
@@ -173,26 +202,28 @@ def open_posterior(path: Path, where: str) -> Artifact:
 def require_room_for(artifact: Artifact, memory: int) -> None:
     """Refuse a posterior that is larger than the memory budget, before anything of it is read."""
     shapes = {name: entry["shape"] for name, entry in artifact.meta["tensors"].items()}
-    needed = subnet_bytes(shapes["indices"][0], shapes["factor"][0], artifact.meta["form"])
+    needed = subnet_bytes(size_of(artifact), shapes["factor"][0], artifact.meta["form"])
     if needed > memory:
         message = f"{artifact.path} needs about {format_bytes(needed)}, more than the {format_bytes(memory)} allowed"
         raise RunError(message, reason=Reason.NO_ROOM_FOR_SUBNET)
 
 
-def read_fitted(artifact: Artifact, n_params: int, n_outputs: int, device: torch.device, memory: int) -> Fitted:
-    """A sub-network's posterior from its artifact."""
+def read_fitted(artifact: Artifact, layout: Layout, prior: Tensor, n_outputs: int, memory: int) -> Fitted:
+    """A posterior over parameters or features from its artifact, for the prior that it was fitted with (p,)."""
     meta = artifact.meta
-    indices = checked(artifact.tensor("indices"), n_params, str(artifact.path)).to(device)
-    k, rows = len(indices), meta["n_train"] * (meta.get("row_outputs") or n_outputs)
-    prior = artifact.tensor("prior", (k,)).to(device)
+    features, device = read_features(artifact, layout.size, prior.device), prior.device
+    view, k = view_of(features, layout, prior, memory), features.k
+    rows = meta["n_train"] * (meta.get("row_outputs") or n_outputs)
+    # The columns of a view of features have prior precision 1.
+    own_prior = artifact.tensor("prior", (k,)).to(device) if view.has_outside else torch.ones(k).to(prior)
     side = rows if meta["form"] == SubnetDual.form else k
     factor = artifact.tensor("factor", (side, side)).to(device).T.contiguous().T  # the memory layout of a fitted factor
     rest = (meta["condition"], lambda: meta["freedom"], memory)
     rescale = Rescale(meta["rescale"], meta["remainder"])
     if meta["form"] == SubnetPrimal.form:
-        return Fitted(SubnetPrimal(indices, prior, factor, *rest), rescale, meta["noise_factor"])
+        return Fitted(view, SubnetPrimal(view.indices, own_prior, factor, *rest), rescale, meta["noise_factor"])
     columns = artifact.tensor("columns", (k, rows)).to(device)
-    return Fitted(SubnetDual(indices, prior, factor, *rest, columns), rescale, meta["noise_factor"])
+    return Fitted(view, SubnetDual(view.indices, own_prior, factor, *rest, columns), rescale, meta["noise_factor"])
 
 
 def read_prior(artifact: Artifact, layout: Layout, device: torch.device) -> tuple[Any, Tensor]:

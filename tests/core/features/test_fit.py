@@ -100,7 +100,8 @@ def test_features_and_their_posterior_have_the_same_bits_for_any_number_of_worke
 
     def work(precision, test):
         posterior = fit_features(precision, Beside(S, Sketch(12, 3)))
-        return posterior.training.load(0, problem.precision.root.shape[0])[0].values, posterior.covariance(test)
+        rows = posterior.view.rows(precision.jacobian)
+        return rows.load(0, problem.precision.root.shape[0])[0].values, posterior.covariance(test)
 
     for found, expected in zip(
         distribute(problem, workers, 3, work)[0], work(problem.precision, problem.test), strict=True

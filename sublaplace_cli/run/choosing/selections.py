@@ -8,32 +8,21 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from ..catalog import load
-from ..core.posterior.path import path_gains
-from ..core.selectors import Selection, SelectionProblem, checked
-from ..errors import UserError
-from ..files.artifacts.artifact import Artifact
-from ..files.artifacts.run_folder import file_stem
-from ..files.networks.imports import load_function
-from .job import Choice, MethodCall
-from .problem import Problem, Scores
-from .store import Content, Key, Stored
+from ...catalog import load
+from ...core.features.subset import Subset
+from ...core.posterior.path import path_gains
+from ...core.selectors import Selection, SelectionProblem, checked
+from ...errors import UserError
+from ...files.artifacts.artifact import Artifact
+from ...files.artifacts.run_folder import file_stem
+from ...files.networks.imports import load_function
+from ..job import Choice, MethodCall
+from ..problem import Problem, Scores
+from ..store import Content, Key, Stored
+from .chosen import Chosen
 
 FIRST_PATH = 256  # parameters of the first path that k = auto tries; doubled until it is long enough
 RETAINED_ROUNDING = 1e-10
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The indices of one method and k, with the digest of the artifact that holds them."""
-
-    method: str
-    indices: Tensor
-    digest: str
-
-    @property
-    def k(self) -> int:
-        return len(self.indices)
 
 
 @dataclass(frozen=True)
@@ -121,7 +110,7 @@ class _Selector:
 
     def _chosen(self, stored: Stored[Selection]) -> Chosen:
         assert stored.digest is not None, "indices are always stored"
-        return Chosen(self.call.name, stored.value.indices, stored.digest)
+        return Chosen(self.call.name, Subset(stored.value.indices), stored.digest)
 
     def _path(self, fraction: float) -> Path:
         """A path long enough to retain this fraction, and what each of its prefixes retains."""

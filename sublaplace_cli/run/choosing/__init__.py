@@ -1,0 +1,1 @@
+"""What posteriors are over: the parameters that a method chooses (`selections`), or features (`features`)."""

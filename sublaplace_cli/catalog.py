@@ -22,7 +22,7 @@ class Method:
     `check(facts, k)` for a selector and for features, `check(run)` for a reference.
     """
 
-    # selector: (problem, k) → Selection; features: (k, seed, choose) → FeatureMap; reference: (ReferenceInputs) →
+    # selector: (problem, k) → Selection; features: (k, seed, subset) → FeatureMap; reference: (ReferenceInputs) →
     # Prediction
     entry: str
     summary: str
@@ -33,6 +33,7 @@ class Method:
     needs_full: bool = False  # it is fitted to the full posterior
     beside: bool = False  # every table shows it, where it costs little
     needs_gradients: bool = True  # False: plain forward passes are enough
+    subset: str | None = None  # of features: the selector that chooses k // 2 parameters among them
 
 
 def _selector(name: str, summary: str, **more: Any) -> Method:
@@ -58,7 +59,9 @@ METHODS = {
     "variance": _selector("variance", "largest gain in variance over the reference rows", pooled=True),
     "sketch": _features("sketch", "k random signed sums of all parameters' gradients"),
     "gradient+sketch": _features(
-        "gradient_sketch", "the k/2 parameters that gradient chooses, and k/2 random signed sums of all others"
+        "gradient_sketch",
+        "the k/2 parameters that gradient chooses, and k/2 random signed sums of all others",
+        subset="gradient",
     ),
     "full": _reference("full", "full linearized Laplace, through the Gram kernel", needs_full=True),
     "temperature": _reference(

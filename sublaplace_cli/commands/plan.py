@@ -126,7 +126,9 @@ class Estimate:
             if choice.k is None:  # not known yet, or none
                 continue
             name, k = choice.call.name, choice.k
-            files[file_stem("indices", name, k)] = 16 * k
+            selector, chosen = (name, k) if choice.call.selects else (choice.call.method.subset, k // 2)
+            if selector is not None:
+                files[file_stem("indices", selector, chosen)] = 16 * chosen
             if self.fits:
                 matrices = subnet_bytes(k, self.rows, natural_form(k, self.rows))
                 files[variant(file_stem("posterior", name, k), run.rescale)] = matrices + 16 * k

@@ -238,6 +238,11 @@ class MethodCall:
         return self.method.kind == "features"
 
     @property
+    def chooses(self) -> bool:
+        """Whether some of its parameters are chosen by their scores."""
+        return self.selects or self.method.subset is not None
+
+    @property
     def is_compact(self) -> bool:
         """Whether its posterior is over k parameters or features."""
         return self.selects or self.makes_features

@@ -1,8 +1,13 @@
 """Multiplications of the sums over blocks, per row or per pair of rows, as the blocks' own code does them."""
 
+import math
+
+from ...core.features.spectra import transform_is_cheaper
 from ...core.jacobian.blocks import Block, DenseBlock
 from ...core.jacobian.embedding import EmbeddingBlock
 from ...core.jacobian.linear import ELEMENTWISE, LinearBlock
+
+GATHERED = 3  # an entry that is read in random order, against one in order
 
 
 def gram_products(block: Block, C: int) -> int:
@@ -36,3 +41,11 @@ def square_elements(block: Block) -> int:
     if isinstance(block, LinearBlock) and block.inputs.shape[1] == 1:
         return block.inputs[:1].numel() + 2 * block.deltas[:1].numel()
     return block.deltas[:1].numel() if isinstance(block, EmbeddingBlock) else block.n_outputs * block.width
+
+
+def sketch_elements(block: Block, k: int) -> float:
+    """Numbers of one row that are handled one by one for its k random sums: transforms, or the row written out."""
+    if not isinstance(block, LinearBlock) or not transform_is_cheaper(block, k):
+        return GATHERED * block.n_outputs * block.width
+    T, C = block.inputs.shape[1], block.n_outputs
+    return T * (1 + C) * k * math.log2(max(k, 2)) / 2

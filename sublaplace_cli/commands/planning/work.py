@@ -24,7 +24,7 @@ from ...run.rows.row_shards import EXPANDED
 from ...run.rows.row_storage import RowStorage
 from ...run.run import Run
 from ...run.tuning import NAME
-from .costs import gram_products, is_written_out, square_elements, square_products
+from .costs import gram_products, is_written_out, sketch_elements, square_elements, square_products
 
 SAMPLED_ROW = 10  # passes that a row of the float64 check takes
 FORWARD = 1 / 3  # of a pass: without the way back
@@ -132,7 +132,7 @@ class Plan:
     @property
     def _needs_scores(self) -> bool:
         job = self.run.job
-        chooses = any(choice.call.selects for choice in self.run.choices)
+        chooses = any(choice.call.chooses for choice in self.run.choices)
         return chooses or (job.command == "jacobians" and job.selection.split == "all")
 
     def _scores(self) -> Iterator[Work]:
@@ -167,10 +167,10 @@ class Plan:
         yield from self._read("train", "select", cost.reads)
 
     def _by_call(self) -> list[tuple[MethodCall, list[int]]]:
-        """Every method that selects, with its k; of one that is found later, a usual one."""
+        """Every method with a posterior over k, with its k; of one that is found later, a usual one."""
         found: dict[MethodCall, list[int]] = {}
         for choice in self.run.choices:
-            if choice.call.selects:
+            if choice.call.is_compact:
                 k = choice.k or self._stored_k(choice.call) or DEFAULT_K
                 found.setdefault(choice.call, []).append(min(k, self.run.layout.size))
         return list(found.items())
@@ -203,10 +203,16 @@ class Plan:
             splits = [name for name in self._predicted if name != "test" or self._is_made(*stems)]
             if not splits and (run.job.command == "evaluate" or not self._is_made(*posteriors)):
                 continue
+            paths = [ks] if call.selects else [[k] for k in ks]  # prefixes share their work
             if self._is_made(*posteriors):
-                yield from self._fit(ks, sum(self.sizes.get(name, 0) for name in posteriors))
+                written = sum(self.sizes.get(name, 0) for name in posteriors)
+                for path in paths:
+                    yield from self._fit(path, written // len(paths))
             for split in splits:
-                yield from self._predict(ks, split)
+                for path in paths:
+                    yield from self._predict(path, split)
+            if call.makes_features:
+                yield from self._sketches(ks, (["train"] if self._is_made(*posteriors) else []) + splits)
 
     def _fit(self, ks: list[int], written: int) -> Iterator[Work]:
         P, largest = self.rows, max(ks)
@@ -214,10 +220,17 @@ class Plan:
         dual = [k for k in ks if natural_form(k, P) == "dual"]
         gram = P**2 * largest / 2 if dual else P * largest**2 / 2
         factors = squares if dual else max(min(k, P) ** 3 / 6 for k in ks)
-        what = f"a posterior over {largest:,} parameters"
+        what = f"a posterior of size {largest:,}"
         elements = COLUMN_TOUCHES * P * largest
         yield Work("fit", what, products=gram + factors + squares, elements=elements, written=written)
         yield from self._read("train", "fit")
+
+    def _sketches(self, ks: list[int], splits: list[str]) -> Iterator[Work]:
+        """The features of rows, all of whose gradients are summed."""
+        for split in splits:
+            n = len(self.run.split(split))
+            elements = n * sum(sketch_elements(block, k) for block in self._blocks(split) for k in ks)
+            yield Work("fit" if split == "train" else "predict", f"features of {n:,} {split} rows", elements=elements)
 
     def _predict(self, ks: list[int], split: str) -> Iterator[Work]:
         P, MC, products = self.rows, self._predictions(split), 0.0

@@ -2,10 +2,7 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from ...catalog import METHODS, load
-from ...core.features.subset import Subset
 from ...errors import UserError
 from ...files.artifacts.atomic import digest_of
 from ..job import Choice, MethodCall
@@ -39,17 +36,16 @@ def _made(problem: Problem, choice: Choice) -> Chosen:
 
 
 def _chosen(problem: Problem, call: MethodCall, k: int) -> Chosen:
-    digests = list[str]()
-
-    def indices(method: str, count: int) -> Tensor:
-        choice = Choice(MethodCall(method, METHODS[method]), count)
-        chosen = select(problem, [choice])[choice]
-        assert isinstance(chosen.features, Subset), "a selector chooses parameters"
-        digests.append(chosen.digest)
-        return chosen.features.indices
-
+    subset = None if call.method.subset is None else _subset(problem, call.method.subset, k // 2)
+    indices = None if subset is None else subset.indices
     features = load(call.method.entry)(k, problem.run.job.selection.seed, indices)
-    return Chosen(call.name, features, digest_of([*digests, description_of(features)]))
+    return Chosen(call.name, features, digest_of([subset and subset.digest, description_of(features)]))
+
+
+def _subset(problem: Problem, method: str, k: int) -> Chosen:
+    """The parameters among the features, chosen, stored and reused as those of a sub-network."""
+    choice = Choice(MethodCall(method, METHODS[method]), k)
+    return select(problem, [choice])[choice]
 
 
 def _retaining(problem: Problem, call: MethodCall, fraction: float) -> Chosen:

@@ -39,11 +39,22 @@ BELOW: dict[str, set[str]] = {
     "run": {"core", "files", "results", "__version__"} | ANYWHERE,
     "commands": {"run", "core", "files", "results", "architectures"} | ANYWHERE,
     "guide": set(),
-    "cli": {"guide", "commands", "run.job", "render", "results", "distributed", "files.spec", "__version__"} | ANYWHERE,
+    "cli": {
+        "guide",
+        "commands",
+        "run.job",
+        "run.method_calls",
+        "render",
+        "results",
+        "distributed",
+        "files.spec",
+        "__version__",
+    }
+    | ANYWHERE,
     "api": {"commands", "run", "files", "core", "results", "architectures"}
     | {"cli.deliver", "cli.settings", "cli.usage"}
     | ANYWHERE,
-    "__init__": {"api", "architectures", "core.likelihoods", "errors"},
+    "__init__": {"api", "architectures", "core.features", "core.likelihoods", "errors"},
     "__main__": {"cli", "distributed", "signals"},
 }
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -12,15 +12,14 @@ from ..catalog import FORMAT_OF_SUFFIX, METHODS, NAMES_PREFIX, PICTURE_SUFFIXES,
 from ..errors import UserError, how_to_install, suggestion
 from ..results.limits import SHOWN_REFERENCES, Limit, method_of_row, parse_limits
 from ..run.job import (
-    Choice,
     ComputeOptions,
     Job,
-    MethodCall,
     OutputOptions,
     PosteriorOptions,
     ProjectOptions,
     SelectionOptions,
 )
+from ..run.method_calls import Choice, MethodCall
 from ..sizes import parse_bytes
 from .settings import Settings
 from .test_files import named_test_files

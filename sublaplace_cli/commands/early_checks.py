@@ -12,7 +12,8 @@ from ..files.data.datasets import Split
 from ..files.data.labels import described
 from ..files.networks.imports import load_function
 from ..results.limits import Limit
-from ..run.job import Choice, Job
+from ..run.job import Job
+from ..run.method_calls import Choice
 from ..run.output_files import check_predictions, protect_inputs
 from ..run.project import ADD_VALIDATION
 from ..run.rows.sampled import require_all_outputs

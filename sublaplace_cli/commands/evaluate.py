@@ -10,7 +10,7 @@ from ..files.spec.splits import TEST
 from ..run.choosing.chosen import Chosen
 from ..run.choosing.features import choose
 from ..run.input_files import OracleOutputs, oracle_outputs
-from ..run.job import Choice
+from ..run.method_calls import Choice
 from ..run.posteriors.calibration import TEMPERATURE, HeldOut, at_other_rows, calibrated, rivals
 from ..run.posteriors.conformal import conformal_of_all
 from ..run.posteriors.cross_fitting import fold_problems, joined_folds

@@ -1,16 +1,15 @@
 """Every option, declared once, and the job that a command's options are parsed into: nothing is parsed again later."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from ..catalog import FORMATS, FULL, GROUPINGS, LINKS, METHODS, NAMES_PREFIX, PICTURES, RESCALES, Method
-from ..errors import UserError
+from ..catalog import FORMATS, GROUPINGS, LINKS, METHODS, NAMES_PREFIX, PICTURES, RESCALES
+from .method_calls import Choice
 
 if TYPE_CHECKING:
     from ..results.limits import Limit
 
-DEFAULT_K = 1000
 File = Path | None
 _FORMAT_HELP = f"of stdout: auto, {', '.join(FORMATS)}; auto: table on a terminal, tab-separated in a pipe"
 
@@ -218,63 +217,6 @@ class OutputOptions:
         single = {"--predictions": self.predictions, "--plot": self.plot, "--report": self.report}
         written = [(flag, path) for flag, path in single.items() if path is not None]
         return [*(("-o", path) for path in self.output), *written]
-
-
-@dataclass(frozen=True)
-class MethodCall:
-    """A method under the name that the user typed."""
-
-    name: str
-    method: Method
-    pattern: str | None = None  # the glob of names:PATTERN
-    own_code: bool = False  # package.module:function of the user
-
-    @property
-    def selects(self) -> bool:
-        return self.method.kind == "selector"
-
-    @property
-    def makes_features(self) -> bool:
-        return self.method.kind == "features"
-
-    @property
-    def chooses(self) -> bool:
-        """Whether some of its parameters are chosen by their scores."""
-        return self.selects or self.method.subset is not None
-
-    @property
-    def is_compact(self) -> bool:
-        """Whether its posterior is over k parameters or features."""
-        return self.selects or self.makes_features
-
-    @property
-    def is_full(self) -> bool:
-        return self.method is METHODS[FULL]
-
-    def is_nested(self, pool: str) -> bool:
-        """Whether the choice for a small k is a prefix of that for a larger one; false if the pool grows with k."""
-        return self.method.nested and not (self.method.pooled and pool in ("2k", "paper"))
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A method with its k; k is None if the method takes none, for the default, or if `retain` decides."""
-
-    call: MethodCall
-    k: int | None
-    retain: float | None = None  # the fraction of the full network's ipv to reach (--k auto)
-
-    def for_network(self, n_params: int) -> Self:
-        """The same with the default k filled in; a k above p is refused."""
-        if not self.call.method.takes_k or self.retain is not None:
-            return replace(self, k=None)
-        k = min(DEFAULT_K, n_params) if self.k is None else self.k
-        if k > n_params:
-            raise UserError(
-                f"--k {k} is more than the {n_params} trainable parameters of the model",
-                hint=f"choose k between 1 and {n_params}, or leave --k out",
-            )
-        return replace(self, k=k)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from ..reporter import Reporter
 from ..sizes import format_bytes
 from .identity.network import NetworkFacts
 from .identity.run_identity import provenance_of
-from .job import Choice, Job
+from .job import Job
+from .method_calls import Choice
 from .project import Project
 from .rows.passes import Passes, parts_of
 from .rows.row_shards import RowSource

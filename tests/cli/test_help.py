@@ -20,6 +20,7 @@ from sublaplace_cli.cli.settings import COMMANDS, GROUPS
 PACKAGE = Path(sublaplace_cli.__file__).parent
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]|(?<![\w-])--k\b")
 REFERENCES = {name for name, method in METHODS.items() if method.kind == "reference"}
+FEATURES = {name for name, method in METHODS.items() if method.kind == "features"}
 
 
 def options_of(command: str) -> dict[str, list[str]]:
@@ -151,7 +152,8 @@ def test_the_help_has_its_groups_and_examples(tool: Tool, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("command", "refuses"), [("select", REFERENCES), ("fit", REFERENCES - {"full"}), ("evaluate", set())]
+    ("command", "refuses"),
+    [("select", REFERENCES | FEATURES), ("fit", REFERENCES - {"full"}), ("evaluate", set())],
 )
 def test_a_command_offers_the_methods_that_it_takes(
     tool: Tool, tmp_path: Path, command: str, refuses: set[str]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sublaplace_cli.commands.scoring.verdict import verdict
+from sublaplace_cli.core.features.subset import Subset
 from sublaplace_cli.core.gaussian import Gaussian, diagonal_covariance
 from sublaplace_cli.core.likelihoods.regression import Regression
 from sublaplace_cli.core.prediction import Comparison, Prediction
@@ -19,7 +20,7 @@ NORMAL = torch.randn(ROWS, 1, dtype=torch.float64, generator=torch.Generator().m
 def made(method: str, variance: Tensor | float, k: int | None = None, **more) -> Prediction:
     f = torch.zeros(ROWS, 1, dtype=torch.float64)
     outputs = Gaussian(f, diagonal_covariance(torch.zeros_like(f) + variance))
-    return Prediction(method, k, outputs, None, indices=None if k is None else torch.arange(k), **more)
+    return Prediction(method, k, outputs, None, features=None if k is None else Subset(torch.arange(k)), **more)
 
 
 def known(std: float = 1.0, full: Tensor | float | None = None, targets: bool = True) -> Comparison:

@@ -15,7 +15,7 @@ from ...core.selectors.pool import pool_size
 from ...core.tuning.nll import ALPHA_GRID, ALPHA_REFINEMENTS
 from ...files.artifacts.run_folder import file_stem
 from ...run.hyperparameters import OpenHyperparameters
-from ...run.job import DEFAULT_K, MethodCall
+from ...run.method_calls import DEFAULT_K, MethodCall
 from ...run.posteriors.fitting import variant
 from ...run.references import norm
 from ...run.references.beside import cheap_calls

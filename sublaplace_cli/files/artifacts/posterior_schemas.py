@@ -63,11 +63,12 @@ class CompactPosteriorData(FullPosteriorData):
 
     def tensor_rules(self) -> Rules:
         side = "k" if self.form == "primal" else "side"
-        rules = {"factor": TensorRule("F64", (side, side), no_factor)}
+        rules = dict[str, TensorRule]()
         if self.sketch is None:
             rules |= {"indices": TensorRule("I64", ("k",)), "prior": TensorRule("F64", ("k",), not_positive)}
         elif "indices" in self.tensors:
             rules["indices"] = TensorRule("I64", ("entries",))
+        rules["factor"] = TensorRule("F64", (side, side), no_factor)
         if self.form == "dual":
             rules["columns"] = TensorRule("F64", ("k", side))
         for name in self.scale_shapes:

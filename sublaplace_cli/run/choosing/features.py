@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ...catalog import METHODS, load
 from ...errors import UserError
 from ...files.artifacts.atomic import digest_of
-from ..job import Choice, MethodCall
+from ..method_calls import Choice, MethodCall
 from ..posteriors.fitting import fit
 from ..posteriors.stored_features import description_of
 from ..problem import Problem

@@ -16,7 +16,7 @@ from ...errors import UserError
 from ...files.artifacts.artifact import Artifact
 from ...files.artifacts.run_folder import file_stem
 from ...files.networks.imports import load_function
-from ..job import Choice, MethodCall
+from ..method_calls import Choice, MethodCall
 from ..problem import Problem, Scores
 from ..store import Content, Key, Stored
 from .chosen import Chosen

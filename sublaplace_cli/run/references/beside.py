@@ -5,7 +5,7 @@ import torch
 from ...catalog import METHODS, load
 from ...core.prediction import Prediction
 from ...files.spec.splits import TEST
-from ..job import Choice, MethodCall
+from ..method_calls import Choice, MethodCall
 from ..problem import Problem
 from ..run import Run
 from . import ReferenceInputs

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..catalog import FULL
+from ..core.features.held import HeldFeatures
 from ..core.features.views import View, view_of
 from ..core.jacobian.rows import Jacobian
 from ..core.linalg import WARN_CONDITION
@@ -120,6 +121,10 @@ class Problem:
     _views: dict[str, View] = field(default_factory=dict)  # by the digest of what they show
 
     @cached_property
+    def _held_features(self) -> HeldFeatures:
+        return HeldFeatures(self.hyperparameters.prior, self.run.memory, self.run.reporter.progress)
+
+    @cached_property
     def omega(self) -> Precision:
         run, train, settled = self.run, self.rows.train.jacobian, self.hyperparameters
         dtype = getattr(torch, run.job.compute.gram_dtype)
@@ -208,10 +213,10 @@ class Problem:
         return self._predicted[split]
 
     def view(self, chosen: Chosen) -> View:
-        """How a posterior sees the rows, with this prior."""
+        """How a posterior sees the rows, with this prior. Features of all views so far are made in one pass."""
         if chosen.digest not in self._views:
-            settled = self.hyperparameters
-            self._views[chosen.digest] = view_of(chosen.features, self.run.layout, settled.prior, self.run.memory)
+            prior, run = self.hyperparameters.prior, self.run
+            self._views[chosen.digest] = view_of(chosen.features, run.layout, prior, run.memory, self._held_features)
         return self._views[chosen.digest]
 
     @property

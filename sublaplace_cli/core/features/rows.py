@@ -18,12 +18,13 @@ from . import Features
 
 @dataclass(frozen=True)
 class FeatureJacobian:
-    """Rows Φ V^(−½) Jᵀ, made from those of the source when they are read, a few at a time."""
+    """Rows Φ V^(−½) Jᵀ: held, or made from those of the source when they are read, a few at a time."""
 
     source: Jacobian
     features: Features
     k: int
     memory: int
+    held: Tensor | None = None  # of all rows (N, C, k)
 
     @cached_property
     def layout(self) -> Layout:
@@ -49,6 +50,8 @@ class FeatureJacobian:
     def load(self, start: int, stop: int, which: Which = None) -> list[Block]:
         if which is not None and not len(which):
             return []
+        if self.held is not None:
+            return [DenseBlock(0, self.held[start:stop])]
         values = self.templates[0].values.new_empty(stop - start, n_outputs(self.source), self.k)
         for a, b in self._tiles:
             first, last = max(a, start), min(b, stop)

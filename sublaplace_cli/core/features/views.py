@@ -4,9 +4,9 @@ Either way it is a sub-network's posterior over the columns `indices` of what `r
 predicted, drawn and rescaled by the same code for every feature map.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 import torch
@@ -18,6 +18,7 @@ from ..network.layout import Layout
 from ..omega.precision import Precision
 from ..omega.row_sums import columns_of_blocks
 from . import FeatureMap, Features
+from .held import HeldFeatures
 from .rows import FeatureJacobian
 from .subset import Subset
 
@@ -64,6 +65,7 @@ class FeatureView:
     k: int
     device: torch.device
     memory: int
+    held: Callable[[Jacobian], Tensor | None]  # features of all rows, where they are held
     has_outside = False
 
     @cached_property
@@ -71,7 +73,7 @@ class FeatureView:
         return torch.arange(self.k, device=self.device)
 
     def rows(self, jacobian: Jacobian) -> FeatureJacobian:
-        return FeatureJacobian(jacobian, self.features, self.k, self.memory)
+        return FeatureJacobian(jacobian, self.features, self.k, self.memory, self.held(jacobian))
 
     def precision(self, precision: Precision) -> Precision:
         ones = torch.ones(self.k, dtype=torch.float64, device=self.device)
@@ -81,8 +83,16 @@ class FeatureView:
         return self.features.rows(blocks).flatten(0, 1).T.contiguous()
 
 
-def view_of(feature_map: FeatureMap, layout: Layout, prior: Tensor, memory: int) -> View:
-    """The view of a map, for a network with this prior (p,)."""
+def view_of(
+    feature_map: FeatureMap, layout: Layout, prior: Tensor, memory: int, held: HeldFeatures | None = None
+) -> View:
+    """The view of a map, for a network with this prior (p,); with `held`, features are held where they fit."""
     if isinstance(feature_map, Subset):
         return EntryView(feature_map.indices)
-    return FeatureView(feature_map.on(layout, prior), feature_map.k, prior.device, memory)
+    features = feature_map.on(layout, prior)
+    values = _none if held is None else partial(held.values, number=held.register(feature_map, features))
+    return FeatureView(features, feature_map.k, prior.device, memory, values)
+
+
+def _none(_: Jacobian) -> None:
+    """Nothing is held."""

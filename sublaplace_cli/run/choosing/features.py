@@ -20,6 +20,7 @@ def choose(problem: Problem, choices: Sequence[Choice]) -> dict[Choice, Chosen]:
     for choice in choices:
         if choice.call.makes_features:
             found[choice] = _made(problem, choice)
+            problem.view(found[choice])  # known before the first fit: one pass over the rows serves all
     return found
 
 

@@ -33,7 +33,7 @@ def default_folder(spec_folder: Path, identity: Mapping[str, Any]) -> Path:
 
 def file_stem(kind: str, method: str, k: int) -> str:
     """`indices-gradient-k1000`; characters that are not safe in a file name are replaced, and a digest is added."""
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", method)
+    safe = re.sub(r"[^A-Za-z0-9._+-]+", "_", method)
     if safe != method or len(safe) > LONGEST_STEM_PART:
         safe = f"{safe[:LONGEST_STEM_PART]}-{digest_of(method)[:8]}"
     return f"{kind}-{safe}-k{k}"

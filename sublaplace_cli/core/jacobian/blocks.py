@@ -107,11 +107,11 @@ class Block(ABC):
         return torch.cat([piece.own_products(prior) for piece in self.dense_pieces()])
 
     def pull(self, u: Tensor) -> Tensor:
-        """Jᵀ u for coefficients u of the rows (m·C, r) → (width, r)."""
+        """Jᵀ u for coefficients u of the rows (m·C, r) → (width, r); the products are in the type of u."""
         return self.dense().pull(u)
 
     def push(self, x: Tensor) -> Tensor:
-        """J x for vectors x of this block's parameters (width, r) → (m·C, r)."""
+        """J x for vectors x of this block's parameters (width, r) → (m·C, r); the products are in the type of x."""
         return torch.cat([piece.push(x) for piece in self.dense_pieces()])
 
     def expanded(self) -> "Block":
@@ -193,10 +193,10 @@ class DenseBlock(Block):
         return torch.stack([J @ J.mT for J in scaled]).sum(0)
 
     def pull(self, u: Tensor) -> Tensor:
-        return torch.cat([self.flat[:, cut].double().T @ u for cut in self.cuts])
+        return torch.cat([self.flat[:, cut].to(u.dtype).T @ u for cut in self.cuts])
 
     def push(self, x: Tensor) -> Tensor:
-        return torch.stack([self.flat[:, cut].double() @ x[cut] for cut in self.cuts]).sum(0)
+        return torch.stack([self.flat[:, cut].to(x.dtype) @ x[cut] for cut in self.cuts]).sum(0)
 
 
 def add_upper(total: Tensor, X: Tensor, strips: Strips | None = None) -> None:
@@ -204,19 +204,21 @@ def add_upper(total: Tensor, X: Tensor, strips: Strips | None = None) -> None:
     if strips is None:
         strips = [(a, min(a + GRAM_STRIP, len(X))) for a in range(0, len(X), GRAM_STRIP)]
     for a, b in strips:
-        if X.dtype == total.dtype:
-            total[a:b, a:].addmm_(X[a:b], X[a:].T)
-        else:
-            total[a:b, a:].add_(X[a:b] @ X[a:].T)
+        add_product(total[a:b, a:], X[a:b], X[a:].T)
+
+
+def add_product(total: Tensor, A: Tensor, B: Tensor) -> None:
+    """total += A B, in the type of A and B."""
+    if A.dtype == total.dtype:
+        total.addmm_(A, B)
+    else:
+        total.add_(A @ B)
 
 
 def add_products(total: Tensor, A: Tensor, B: Tensor, strips: Strips) -> None:
     """total += A Bᵀ in the rows of the strips."""
     for a, b in strips:
-        if A.dtype == total.dtype:
-            total[a:b].addmm_(A[a:b], B.T)
-        else:
-            total[a:b].add_(A[a:b] @ B.T)
+        add_product(total[a:b], A[a:b], B.T)
 
 
 def flat_strips(strips: Strips | None, n_rows: int, C: int) -> Strips:

@@ -75,8 +75,8 @@ class EmbeddingBlock(Block):
 
     def pull(self, u: Tensor) -> Tensor:
         m, C, T, _ = self.deltas.shape
-        delta = torch.einsum("ncr,nctd->ntdr", u.reshape(m, C, -1), self.deltas.double()).reshape(m * T, -1)
-        total = torch.zeros(self.n_entries, delta.shape[1], dtype=torch.float64, device=delta.device)
+        delta = torch.einsum("ncr,nctd->ntdr", u.reshape(m, C, -1), self.deltas.to(u.dtype)).reshape(m * T, -1)
+        total = delta.new_zeros(self.n_entries, delta.shape[1])
         return total.index_add_(0, self.tokens.flatten(), delta).reshape(self.width, -1)
 
     def dense(self) -> DenseBlock:

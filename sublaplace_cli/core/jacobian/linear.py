@@ -12,11 +12,12 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from .blocks import DENSE_BYTES, FLOAT64, Block, DenseBlock, Strips, narrow_strips, strip_pairs, weighted
+from .blocks import DENSE_BYTES, FLOAT64, Block, DenseBlock, Strips, add_product, narrow_strips, strip_pairs, weighted
 
 # An elementwise product costs about as much as this many multiplications inside a GEMM.
 ELEMENTWISE = 8
 COLUMNS_AT_ONCE = 64  # so that their factors stay in the CPU cache
+VECTORS_AT_ONCE = 16  # that are multiplied by the rows
 # Output units that are written out at a time, more where their rows are short. Constants: so the order of the sums does
 # not depend on the number of rows. Fewer make GEMM slow.
 LEAST_UNITS, WRITTEN_COLUMNS = 32, 2**14
@@ -176,44 +177,49 @@ class LinearBlock(Block):
         return torch.einsum("ncto,ndso,nts->ncd", delta, delta, kernel)
 
     def pull(self, u: Tensor) -> Tensor:
-        if self._written_out_is_cheaper(u.shape[1]):
-            return torch.cat([J.T @ u for J in self.written_out(self.cuts)])
         r, C, (d_out, d_in) = u.shape[1], self.n_outputs, (self.deltas.shape[3], self.inputs.shape[2])
-        weight, bias = u.new_zeros(r * d_out, d_in), u.new_zeros(r, d_out)
-        for rows in self._pieces(r):
-            own = u[rows.start * C : rows.stop * C].reshape(-1, C, r)
-            delta = torch.einsum("ncr,ncto->ntro", own, self.deltas[rows].double())  # (m, T, r, d_out)
-            weight.addmm_(delta.flatten(0, 1).flatten(1).T, self.inputs[rows].double().flatten(0, 1))
+        if self._written_out_is_cheaper(r):
+            return torch.cat([J.to(u.dtype).T @ u for J in self.written_out(self.cuts)])
+        weight = u.new_zeros(r, d_out, d_in, dtype=torch.float64)
+        bias = u.new_zeros(r, d_out, dtype=torch.float64)
+        for rows, vectors in self._pieces(r):
+            own = u[rows.start * C : rows.stop * C, vectors].unflatten(0, (-1, C))
+            delta = torch.einsum("ncr,ncto->ntro", own, self.deltas[rows].to(u.dtype)).flatten(0, 1)  # (m·T, r, d_out)
+            add_product(weight[vectors].flatten(0, 1), delta.flatten(1).T, self.inputs[rows].to(u.dtype).flatten(0, 1))
             if self.has_bias:
-                bias += delta.sum(dim=(0, 1))
-        weight = weight.view(r, d_out * d_in)
-        return torch.cat([weight, bias], dim=1).T if self.has_bias else weight.T
+                bias[vectors] += delta.sum(0)
+        return torch.cat([weight.flatten(1), bias], dim=1).T if self.has_bias else weight.flatten(1).T
 
     def push(self, x: Tensor) -> Tensor:
         r, (d_out, d_in) = x.shape[1], (self.deltas.shape[3], self.inputs.shape[2])
         if self._written_out_is_cheaper(r):
-            return torch.stack([J @ x[cut] for cut, J in zip(self.cuts, self.written_out(self.cuts), strict=True)]).sum(
-                0
-            )
-        weight = x[: d_out * d_in].T.reshape(r * d_out, d_in)
-        parts = []
-        for rows in self._pieces(r):
-            changes = self.inputs[rows].double() @ weight.T  # of the layer's outputs (m, T, r·d_out)
+            pairs = zip(self.cuts, self.written_out(self.cuts), strict=True)
+            return torch.stack([J.to(x.dtype) @ x[cut] for cut, J in pairs]).sum(0)
+        weight = x[: d_out * d_in].T.reshape(r, d_out, d_in)
+        pushed = x.new_empty(self.n_rows, self.n_outputs, r)
+        for rows, vectors in self._pieces(r):
+            changes = self.inputs[rows].to(x.dtype) @ weight[vectors].flatten(0, 1).T  # of the outputs (m, T, r·d_out)
             if self.has_bias:
-                changes += x[d_out * d_in :].T.flatten()
-            by_unit = changes.unflatten(2, (r, d_out))
-            parts.append(torch.einsum("ntro,ncto->ncr", by_unit, self.deltas[rows].double()).flatten(0, 1))
-        return torch.cat(parts)
+                changes += x[d_out * d_in :, vectors].T.flatten()
+            by_unit = changes.unflatten(2, (-1, d_out))
+            pushed[rows, :, vectors] = torch.einsum("ntro,ncto->ncr", by_unit, self.deltas[rows].to(x.dtype))
+        return pushed.flatten(0, 1)
 
     def _written_out_is_cheaper(self, r: int) -> bool:
         """Whether products with r vectors cost less if the rows are written out first; never with one vector."""
         T, C, d_in = self.inputs.shape[1], self.n_outputs, self.inputs.shape[2]
         return T * r * (d_in + ELEMENTWISE * C) > C * d_in * (r + ELEMENTWISE * T)
 
-    def _pieces(self, r: int) -> list[slice]:
-        """Rows for which the changes of the layer's outputs in r directions are held at a time."""
-        step = max(1, DENSE_BYTES // (8 * r * self.inputs.shape[1] * self.deltas.shape[3]))
-        return [slice(a, min(a + step, self.n_rows)) for a in range(0, self.n_rows, step)]
+    def _pieces(self, r: int) -> Iterator[tuple[slice, slice]]:
+        """(rows, vectors) for which the changes of the layer's outputs are held at a time.
+
+        Few vectors and many rows: then the sum over the rows, which every piece adds to, stays in the CPU cache.
+        """
+        for left in range(0, r, VECTORS_AT_ONCE):
+            vectors = slice(left, min(left + VECTORS_AT_ONCE, r))
+            row_bytes = 8 * (vectors.stop - left) * self.inputs.shape[1] * self.deltas.shape[3]
+            step = max(1, DENSE_BYTES // row_bytes)
+            yield from ((slice(a, min(a + step, self.n_rows)), vectors) for a in range(0, self.n_rows, step))
 
     def dense(self) -> DenseBlock:
         deltas = self.deltas.double()

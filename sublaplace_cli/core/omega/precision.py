@@ -105,13 +105,17 @@ class Precision:
             mirrored(K)
         return K.T if w is not None else weigh_columns(K, self.root, in_place=True).T
 
-    def pull(self, z: Tensor) -> Tensor:
-        """A′ᵀz in the prior's metric for coefficients z of the weighted rows (N·C, r) → (p, r)."""
-        return pull(self.jacobian, weigh_rows(z, self.root), self.memory).mul_(self.prior.rsqrt().unsqueeze(1))
+    def pull(self, z: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        """A′ᵀz in the prior's metric for coefficients z of the weighted rows (N·C, r) → (p, r) float64.
 
-    def push(self, h: Tensor) -> Tensor:
-        """A′h for vectors h of all parameters in the prior's metric (p, r) → (N·C, r)."""
-        x = h * self.prior.rsqrt().unsqueeze(1)
+        `dtype` is that of the products; rows in float32 are summed in float64 a few at a time.
+        """
+        u = weigh_rows(z, self.root).to(dtype)
+        return pull(self.jacobian, u, self.memory).mul_(self.prior.rsqrt().unsqueeze(1))
+
+    def push(self, h: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        """A′h for vectors h of all parameters in the prior's metric (p, r) → (N·C, r) float64."""
+        x = (h * self.prior.rsqrt().unsqueeze(1)).to(dtype)
         return weigh_rows(push(self.jacobian, x, self.memory), self.root.mT)
 
     def residual_products(self, other: Jacobian, chosen: Tensor, w: Tensor) -> Tensor:

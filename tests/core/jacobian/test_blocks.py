@@ -219,7 +219,7 @@ def within_rows(block, v):
 
 
 @each_kind
-@pytest.mark.parametrize("r", [1, 4])
+@pytest.mark.parametrize("r", [1, 4, 21])
 def test_pull(kind, r):
     block = kind(ROWS, 0)
     u = random_matrix(ROWS * kind.C, r, seed=6)
@@ -228,12 +228,23 @@ def test_pull(kind, r):
 
 
 @each_kind
-@pytest.mark.parametrize("r", [1, 4])
+@pytest.mark.parametrize("r", [1, 4, 21])
 def test_push(kind, r):
     block = kind(ROWS, 0)
     x = random_matrix(block.width, r, seed=6)
     assert_equal(block.push(x), numbers(block) @ x)
     assert_equal(block.dense().push(x), numbers(block) @ x)
+
+
+@each_kind
+@pytest.mark.parametrize("r", [1, 21])
+def test_products_with_float32_vectors_are_float32(kind, r):
+    block = kind(ROWS, 0)
+    J = numbers(block)
+    u, x = random_matrix(ROWS * kind.C, r, seed=6).float(), random_matrix(block.width, r, seed=7).float()
+    for found, A, B in ((block.pull(u), J.T, u), (block.push(x), J, x)):
+        scale = A.abs() @ B.double().abs()  # the error of a sum of products is relative to their sizes
+        assert bool(((found - A @ B.double()).abs() <= 1e-5 * scale + 1e-30).all())
 
 
 @pytest.mark.parametrize("T", [1, 3])

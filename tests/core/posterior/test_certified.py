@@ -186,10 +186,55 @@ def test_test_rows_that_repeat_each_other():
     assert float(found.high[-1]) == 0.0
 
 
+@pytest.mark.parametrize("name", ["mlp-3-outputs", "mlp-multiclass", "conv-multiclass"])
+def test_covariances_of_a_row_have_the_middles_on_their_diagonal(name):
+    problem = solved(name, "unequal")
+    exact_one = fit_full(problem.precision).covariance(problem.test)
+    size = exact_one.diagonal(dim1=1, dim2=2).sqrt()
+    for tolerance in (0.05, 1e-3):
+        found = certified_variances(problem.precision, problem.test, tolerance, MANY)
+        assert_close(found.covariance.diagonal(dim1=1, dim2=2), found.std.square(), 1e-12)
+        # Off the diagonal the excess RᵀM⁻¹R is no larger than on it.
+        error = (found.covariance - exact_one).abs() / (size.unsqueeze(2) * size.unsqueeze(1))
+        assert float(error.max()) <= 8 * tolerance
+
+
+def in_float32(problem: Problem) -> Precision:
+    (block,) = problem.precision.jacobian.blocks
+    rows = replace(problem.precision.jacobian, blocks=(replace(block, values=block.values.float()),))
+    return replace(problem.precision, jacobian=rows)
+
+
+@each_kind
+def test_rows_in_float32_are_multiplied_in_float32(kind, monkeypatch):
+    problem, types, multiply = slow_problem(), set(), System.multiply
+    precision = in_float32(problem)
+    monkeypatch.setattr(System, "multiply", lambda own, X, dtype: types.add(dtype) or multiply(own, X, dtype))
+    make = {**KINDS, "subnet": lambda own: subnet_preconditioner(own, own.data_diagonal().topk(100).indices)}[kind]
+    for tolerance in (0.05, 1e-6):
+        found = certified_variances(precision, problem.test, tolerance, 4 * MANY, make(precision))
+        assert_contained(found, fit_full(precision).variance(problem.test), 1e-9)
+        assert len(found.missed) == 0
+    assert types == {torch.float32}
+
+
+def test_where_float32_does_not_help_float64_does(monkeypatch):
+    problem, multiply = slow_problem(), System.multiply
+    precision = in_float32(problem)
+
+    def no_help(own: System, X: Tensor, dtype: torch.dtype) -> Tensor:
+        return 1e6 * X if dtype == torch.float32 else multiply(own, X, dtype)
+
+    monkeypatch.setattr(System, "multiply", no_help)
+    found = certified_variances(precision, problem.test, 0.01, MANY)
+    assert_contained(found, fit_full(precision).variance(problem.test), 1e-9)
+    assert len(found.missed) == 0
+
+
 def test_batches_by_memory(monkeypatch):
     problem = solved("mlp-3-outputs")
     whole = certified_variances(problem.precision, problem.test, 1e-3, MANY)
-    monkeypatch.setattr(intervals, "batch_size", lambda _: 4)
+    monkeypatch.setattr(intervals, "rows_at_once", lambda *_: 2)
     parts = certified_variances(problem.precision, problem.test, 1e-3, MANY)
     variance = fit_full(problem.precision).variance(problem.test)
     for found in (whole, parts):
@@ -199,9 +244,10 @@ def test_batches_by_memory(monkeypatch):
 
 def test_the_batch_follows_from_the_memory():
     precision = solved("mlp").precision
-    sizes = [intervals.batch_size(replace(precision, memory=memory)) for memory in (0, 2**17, 2**18, 2**30)]
+    sizes = [intervals.rows_at_once(replace(precision, memory=memory), 1) for memory in (0, 2**17, 2**18, 2**30)]
     assert sizes[0] == 1
     assert sizes == sorted(sizes)
+    assert sizes[-1] == intervals.MOST_AT_ONCE == 10 * intervals.rows_at_once(replace(precision, memory=2**30), 10) + 6
     vectors = intervals.PARAMETER_VECTORS * len(precision.prior) + intervals.ROW_VECTORS * precision.n_rows
     assert 2**17 < 8 * vectors * 2 * (sizes[2] + 1) <= 2**18 + 16 * vectors
 
@@ -240,7 +286,7 @@ class Shown:
 
 @pytest.mark.parametrize("at_once", [2, 100])
 def test_progress_counts_what_is_done_and_shows_the_widest_interval(at_once, monkeypatch):
-    monkeypatch.setattr(intervals, "batch_size", lambda _: at_once)
+    monkeypatch.setattr(intervals, "rows_at_once", lambda *_: at_once)
     problem, shown = slow_problem(), Shown()
     found = certified_variances(problem.precision, problem.test, 0.01, MANY, progress=shown)
     assert len(found.missed) == 0

@@ -1,12 +1,16 @@
 """Certified intervals of the full posterior's variances at test rows, a batch of gradients at a time."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ....errors import NumericsError, Reason
+from ...gaussian import diagonal_covariance
 from ...jacobian.rows import Jacobian, n_outputs
+from ...linalg import row_products
 from ...omega.precision import Precision
 from ...omega.row_sums import pull
 from ...progress import NoProgress, Progress, ProgressFactory
@@ -14,22 +18,34 @@ from .block_solver import solve_block
 from .preconditioners import Preconditioner, no_preconditioner
 from .system import System
 
+# Gradients in a batch: they use each other's directions, so more need fewer products each, until memory is short.
+MOST_AT_ONCE = 256
 # Vectors over the parameters and over the training rows that are alive per gradient of a batch, and the share of the
 # memory that they may take; tiles of rows and the preconditioner need the rest.
 PARAMETER_VECTORS, ROW_VECTORS, BATCH_SHARE = 5, 12, 2
-LABEL = "certified variances of the full posterior"
 SAFETY = 0.9  # of the tolerance: the recurrences stop there, so that rounding rarely makes a second round necessary
 LEAST_GAIN = 0.5  # a round that narrows no interval to this part of its width is the last
 
 
 @dataclass(frozen=True)
 class CertifiedVariances:
-    """Intervals of the variance at every row and output (M, C)."""
+    """Intervals of the variance at every row and output (M, C), and the covariances of each row's outputs."""
 
     low: Tensor
     high: Tensor
+    covariance: Tensor  # (M, C, C): on the diagonal, squares of the middles of the intervals of σ
+    tolerance: float  # that was asked for
     steps: int  # products with K: each reads all training rows twice
-    missed: Tensor  # rows with an output whose interval is wider than the tolerance (m,)
+
+    @property
+    def std(self) -> Tensor:
+        """The middle of the interval of σ (M, C)."""
+        return (self.low.sqrt() + self.high.sqrt()) / 2
+
+    @property
+    def missed(self) -> Tensor:
+        """Rows with an output whose interval is wider than the tolerance (m,)."""
+        return (~within(self.low, self.high, self.tolerance).all(1)).nonzero().squeeze(1)
 
 
 @dataclass
@@ -37,15 +53,16 @@ class _Watch:
     """Shows how many rows of one output are done, and the widest interval."""
 
     bar: Progress
+    label: str
     tolerance: float
-    finished: int = 0  # of the batches before this one, and of the rounds before this one
-    shown: int = 0
+    finished: int  # of the batches before this one, and of the rounds before this one
+    shown: int
 
     def __call__(self, squares: Tensor, u: Tensor) -> None:
         """The state before a step: squared residuals and bounds u of the columns of this round."""
         low = (u - squares).clamp(min=0.0)
         done = self.finished + int(within(low, u, self.tolerance).sum())
-        self.bar.describe(f"{LABEL}, the widest ± {100 * float(half_width(low, u).max()):.3g} %")
+        self.bar.describe(f"{self.label}, the widest ± {100 * float(half_width(low, u).max()):.3g} %")
         self.bar.advance(max(0, done - self.shown))
         self.shown = max(self.shown, done)
 
@@ -63,19 +80,36 @@ def certified_variances(
     `most_steps` is the most products with K for one batch of gradients; rows that would need more are `missed`.
     """
     system = System(precision, preconditioner or no_preconditioner(precision))
-    count, C = len(test.outputs) * n_outputs(test), n_outputs(test)
-    bounds, steps, at_once = [], 0, batch_size(precision)
-    with progress(LABEL, count) as bar:
-        watch = _Watch(bar, tolerance)
-        for first in range(0, count, at_once):
-            gradients = _gradients(precision, test, slice(first, min(first + at_once, count)))
-            low, high, taken = _certify(system, gradients, most_steps, watch)
-            bounds.append(torch.stack([low, high]))
-            steps += taken
-            watch.finished = first + gradients.shape[1]
-    low, high = torch.cat(bounds, dim=1).reshape(2, -1, C)
-    missed = ~within(low, high, tolerance).all(1)
-    return CertifiedVariances(low, high, steps, missed.nonzero().squeeze(1))
+    return joined_batches([found for _, found in certified_batches(system, test, tolerance, most_steps, 0, progress)])
+
+
+def certified_batches(
+    system: System,
+    test: Jacobian,
+    tolerance: float,
+    most_steps: int,
+    first_row: int = 0,
+    progress: ProgressFactory = NoProgress,
+    label: str = "certified variances of the full posterior",
+) -> Iterator[tuple[slice, CertifiedVariances]]:
+    """(rows, their variances) of one batch after the other, from a row on; batches lie on a fixed grid."""
+    n_rows, C, step = len(test.outputs), n_outputs(test), rows_at_once(system.precision, n_outputs(test))
+    with progress(label, n_rows * C) as bar:
+        bar.advance(first_row * C)
+        watch = _Watch(bar, label, tolerance, first_row * C, first_row * C)
+        for first in range(first_row, n_rows, step):
+            rows = slice(first, min(first + step, n_rows))
+            yield rows, _certify(system, _gradients(system.precision, test, rows), C, most_steps, watch)
+            watch.finished = rows.stop * C
+
+
+def joined_batches(batches: list[CertifiedVariances]) -> CertifiedVariances:
+    """Of all rows."""
+    low, high, covariance = (torch.cat([getattr(each, name) for each in batches]) for name in _BY_ROW)
+    return CertifiedVariances(low, high, covariance, batches[0].tolerance, sum(each.steps for each in batches))
+
+
+_BY_ROW = ("low", "high", "covariance")
 
 
 def half_width(low: Tensor, high: Tensor) -> Tensor:
@@ -88,26 +122,28 @@ def within(low: Tensor, high: Tensor, tolerance: float) -> Tensor:
     return half_width(low, high) <= tolerance
 
 
-def batch_size(precision: Precision) -> int:
-    """Gradients whose vectors over the parameters and the training rows fit into a share of the memory."""
+def rows_at_once(precision: Precision, C: int) -> int:
+    """Rows whose gradients' vectors over the parameters and the training rows fit into a share of the memory."""
     vectors = PARAMETER_VECTORS * len(precision.prior) + ROW_VECTORS * precision.n_rows
-    return max(1, precision.memory // BATCH_SHARE // (8 * vectors))
+    return max(1, min(MOST_AT_ONCE, precision.memory // BATCH_SHARE // (8 * vectors)) // C)
 
 
-def _gradients(precision: Precision, test: Jacobian, columns: slice) -> Tensor:
-    """Some test gradients in the prior's metric (p, r), numbered by row and output."""
-    chosen = torch.zeros(len(test.outputs) * n_outputs(test), columns.stop - columns.start, dtype=torch.float64)
+def _gradients(precision: Precision, test: Jacobian, rows: slice) -> Tensor:
+    """Test gradients of some rows in the prior's metric (p, m·C), numbered by row and output."""
+    C = n_outputs(test)
+    columns = slice(rows.start * C, rows.stop * C)
+    chosen = torch.zeros(len(test.outputs) * C, columns.stop - columns.start, dtype=torch.float64)
     chosen[columns].fill_diagonal_(1.0)
     return pull(test, chosen.to(precision.root.device), precision.memory).mul_(precision.prior.rsqrt().unsqueeze(1))
 
 
-def _certify(system: System, G: Tensor, most_steps: int, watch: _Watch) -> tuple[Tensor, Tensor, int]:
-    """(low, high, steps) of a batch of gradients (p, r)."""
+def _certify(system: System, G: Tensor, C: int, most_steps: int, watch: _Watch) -> CertifiedVariances:
+    """Of a batch of gradients (p, m·C)."""
     # Half-width t of σ means low = high·((1 − t)/(1 + t))²: the residual may be the rest of it.
     target = SAFETY * watch.tolerance
     share, before = 1 - ((1 - target) / (1 + target)) ** 2, watch.finished
     root, z = system.preconditioner.inverse_root, G.new_zeros(system.precision.n_rows, G.shape[1])
-    found, steps = system.certificate(G), 1
+    found, steps, dtype = system.certificate(G), 1, system.row_dtype
     low, high = found.low, found.high
     if not bool(torch.isfinite(high).all()):
         raise NumericsError("the gradient of a row is not finite", reason=Reason.GRADIENT_NOT_FINITE)
@@ -117,14 +153,29 @@ def _certify(system: System, G: Tensor, most_steps: int, watch: _Watch) -> tuple
         left, residual = left[still], found.residual[:, still]
         watch.finished = before + G.shape[1] - len(left)
         if not len(left) or steps + 2 > most_steps:
-            return low, high, steps
-        changes, taken = solve_block(
-            system.multiply, root(residual), found.high[still], share, most_steps - steps - 1, watch
-        )
+            break
+        # Nothing depends on how well the solver does: float32 products make it faster, and the certificate is exact.
+        multiply = partial(system.multiply, dtype=dtype)
+        changes, taken = solve_block(multiply, root(residual), found.high[still], share, most_steps - steps - 1, watch)
         width = half_width(low[left], high[left])
         z[:, left] += root(changes)
         found, steps = system.certificate(G[:, left], z[:, left]), steps + taken + 1
         # All intervals hold: so does what they have in common.
         low[left], high[left] = torch.maximum(low[left], found.low), torch.minimum(high[left], found.high)
         if not bool((half_width(low[left], high[left]) <= LEAST_GAIN * width).any()):
-            return low, high, steps
+            if dtype == torch.float64:
+                break
+            dtype = torch.float64
+    low, high = low.reshape(-1, C), high.reshape(-1, C)
+    return CertifiedVariances(low, high, _covariance(system, G, z, low, high), watch.tolerance, steps)
+
+
+def _covariance(system: System, G: Tensor, z: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """HᵀH + ZᵀZ of each row, which is the covariance and a small excess, with the middles of the intervals."""
+    C, std = low.shape[1], (low.sqrt() + high.sqrt()) / 2
+    if C == 1:
+        return diagonal_covariance(std.square())
+    found = row_products(system.rest(G, z), C) + row_products(z, C)
+    own = found.diagonal(dim1=1, dim2=2)
+    factor = torch.where(own > 0, std / own.clamp(min=torch.finfo(torch.float64).tiny).sqrt(), torch.zeros_like(std))
+    return found * factor.unsqueeze(2) * factor.unsqueeze(1)

@@ -42,15 +42,21 @@ class System:
         weights = precision.root.square().sum(dim=(1, 2))
         return float(weights @ products.diagonal(dim1=1, dim2=2).sum(1))
 
-    def multiply(self, X: Tensor) -> Tensor:
-        """P^(−½) (I + K) P^(−½) X (N·C, r)."""
+    @property
+    def row_dtype(self) -> torch.dtype:
+        """The type in which all rows are held: products in it lose nothing of them."""
+        types = {t.dtype for block in self.precision.jacobian.templates for t in block.tensors().values()}
+        return torch.float32 if types - {torch.int64} == {torch.float32} else torch.float64
+
+    def multiply(self, X: Tensor, dtype: torch.dtype) -> Tensor:
+        """P^(−½) (I + K) P^(−½) X (N·C, r); products with the rows are in this type."""
         root = self.preconditioner.inverse_root
         X = root(X)
-        return root(self.precision.push(self.precision.pull(X)).add_(X))
+        return root(self.precision.push(self.precision.pull(X, dtype), dtype).add_(X))
 
     def certificate(self, G: Tensor, z: Tensor | None = None) -> Certificate:
         """The intervals of gradients G in the prior's metric (p, r), from z (N·C, r) or z = 0."""
-        h = G if z is None else self.precision.pull(z).neg_().add_(G)
+        h = G if z is None else self.rest(G, z)
         residual = self.precision.push(h)  # (N·C, r)
         residual = residual if z is None else residual.sub_(z)
         length, F = torch.linalg.vector_norm(h, dim=0), self.trace**0.5
@@ -62,3 +68,7 @@ class System:
         high = (length + off).square() + size.square()
         low = (length - off).clamp(min=0.0).square() + size.square() - gap
         return Certificate((low * (1 - gamma)).clamp(min=0.0), high * (1 + gamma), residual)
+
+    def rest(self, G: Tensor, z: Tensor) -> Tensor:
+        """h = G − A′ᵀz (p, r)."""
+        return self.precision.pull(z).neg_().add_(G)

@@ -20,6 +20,7 @@ class Reason(Enum):
     NO_ROOM_FOR_SUBNET = auto()
     NO_ROOM_FOR_FULL = auto()
     NO_ROOM_FOR_TUNING = auto()
+    LEFT_OUT_NOT_CERTIFIED = auto()
     GRADIENT_NOT_FINITE = auto()
     GRADIENTS_DISAGREE = auto()
     POOL_TOO_SMALL = auto()

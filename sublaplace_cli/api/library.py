@@ -24,7 +24,8 @@ from ..core.omega.row_sums import own_products
 from ..core.posterior import path
 from ..core.posterior.features import FeaturePosterior, fit_features
 from ..core.posterior.full import FullPosterior, fit_full
-from ..core.posterior.rescale import Kind, RescaledPosterior, left_out, rescale_to_full
+from ..core.posterior.left_out import LeftOut, left_out
+from ..core.posterior.rescale import Kind, RescaledPosterior, rescale_to_full
 from ..core.posterior.subnet import SubnetPosterior
 from ..core.selectors import Selection, SelectionProblem, SelectorFacts, checked
 from ..errors import UserError, suggestion
@@ -200,7 +201,7 @@ def fit(
     if rescale == "none":
         return own if view.has_outside else posterior
     products = partial(own_products, omega.jacobian, omega.prior, omega.memory)
-    found = rescale_to_full(own, view, rescale, omega, left_out(fit_full(omega), omega), products)
+    found = rescale_to_full(own, view, rescale, omega, LeftOut(left_out(fit_full(omega), omega)), products)
     return RescaledPosterior(own, found, omega.prior, omega.memory, view)
 
 

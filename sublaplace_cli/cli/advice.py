@@ -12,8 +12,10 @@ ADVICE = {
     f"{_RAISE}, or use --dtype float64",
     Reason.GRAM_FLOAT32: f"use --gram-dtype float64, or {_RAISE}",
     Reason.NO_ROOM_FOR_SUBNET: "lower --k, use fewer training rows (splits.train.n), or raise --memory",
-    Reason.NO_ROOM_FOR_FULL: "use fewer training rows (splits.train.n), raise --memory, or use --full none or bracket",
+    Reason.NO_ROOM_FOR_FULL: "use --full certified or --full none, use fewer training rows "
+    "(splits.train.n), or raise --memory",
     Reason.NO_ROOM_FOR_TUNING: "use fewer training rows (splits.train.n), fewer groups, or raise --memory",
+    Reason.LEFT_OUT_NOT_CERTIFIED: f"lower --tolerance, or {_RAISE}",
     Reason.GRADIENT_NOT_FINITE: "look for a division by zero, sqrt(0) or log(0) in that layer, or try --dtype float64",
     Reason.GRADIENTS_DISAGREE: "a custom autograd function whose backward depends on the batch can do that; "
     "try --dtype float64",

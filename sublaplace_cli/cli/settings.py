@@ -42,7 +42,7 @@ class Settings(ProjectOptions, ComputeOptions, SelectionOptions, PosteriorOption
 GROUPS = {
     "What": (
         *("method", "k", "retain", "indices", "split", "scores_only", "pool", "score", "reference", "rescale", "folds"),
-        *("link", "full", "full_rows", "posterior", "samples", "conformal", "conformal_by", "seeds"),
+        *("link", "full", "tolerance", "full_rows", "posterior", "samples", "conformal", "conformal_by", "seeds"),
     ),
     "Model and data": ("spec", "checkpoint", "test", "allow_code", "allow_outside"),
     "Output": (
@@ -82,6 +82,7 @@ _EVALUATE = (
         "predictions",
         "review",
         "full",
+        "tolerance",
         "full_rows",
         "plot",
         "plot_kind",
@@ -153,6 +154,7 @@ COMMANDS = {
             "sublaplace evaluate --k 500 --fail-if 'w2 > 0.1' --baseline main.json --max-regression nll=2%",
             "sublaplace evaluate --checkpoint 'runs/*.pt' --k 500 --format markdown",
             "sublaplace evaluate --k 500 --conformal 0.9 --predictions intervals.csv",
+            "sublaplace evaluate --method gradient,sketch --k 1000 --full certified --tolerance 0.02",
         ),
         tuple(METHODS),
     ),

@@ -12,6 +12,8 @@ from ..catalog import FORMAT_OF_SUFFIX, METHODS, NAMES_PREFIX, PICTURE_SUFFIXES,
 from ..errors import UserError, how_to_install, suggestion
 from ..results.limits import SHOWN_REFERENCES, Limit, method_of_row, parse_limits
 from ..run.job import (
+    COMPARED,
+    FULL_KINDS,
     ComputeOptions,
     Job,
     OutputOptions,
@@ -29,7 +31,7 @@ ONE_OF = {
     "reference": ("train", "test", "reference"),
     "dtype": ("float32", "float64"),
     "gram_dtype": ("float64", "float32"),
-    "full": ("exact", "none", "bracket"),
+    "full": FULL_KINDS,
     "rescale": catalog.RESCALES,
     "link": catalog.LINKS,
     "conformal_by": catalog.GROUPINGS,
@@ -49,6 +51,7 @@ FIXED_BY_POSTERIOR = (
     "reference",
     "full",
     "full_rows",
+    "tolerance",
 )
 AUTO = "auto"
 LEAST_LEVEL = 0.001
@@ -110,10 +113,10 @@ def _check_rows(limits: Sequence[Limit], choices: Sequence[Choice], settings: Se
     if settings.posterior is not None:
         return
     asked = [choice.call.name for choice in choices]
-    shown = [*asked, *SHOWN_REFERENCES, *([catalog.FULL] if settings.full == "exact" else [])]
+    shown = [*asked, *SHOWN_REFERENCES, *([catalog.FULL] if settings.full in COMPARED else [])]
     for limit in limits:
         if limit.row is not None and method_of_row(limit.row) not in shown:
-            hint = "it is there with --full exact" if limit.row == catalog.FULL else "add it to --method"
+            hint = "it is there with --full exact or certified" if limit.row == catalog.FULL else "add it to --method"
             raise UserError(f"a limit names the row '{limit.row}', but --method is {','.join(asked)}", hint=hint)
 
 
@@ -122,6 +125,12 @@ def _check(settings: Settings) -> None:
         value = getattr(settings, name)
         if value is not None and value not in known:
             raise UserError(f"{_flag(name)} {value!r} is not known", hint=suggestion(value, known))
+    if not 0 < settings.tolerance < 1:
+        raise UserError(
+            f"--tolerance {settings.tolerance:g} is out of range", hint="expected a share of σ such as 0.01, below 1"
+        )
+    if settings.tolerance != Settings.tolerance and settings.full not in ("auto", "certified"):
+        raise UserError(f"--tolerance is for certified intervals, not for --full {settings.full}")
     if settings.full_rows is not None and settings.full != "bracket":
         raise UserError("--full-rows needs --full bracket")
     if settings.full_rows is not None and settings.full_rows < 1:
@@ -193,8 +202,9 @@ def _check_pictures(settings: Settings) -> None:
     kind = settings.plot_kind or "curves"
     if kind not in PICTURES:
         raise UserError(f"--plot-kind {kind!r} is not known", hint=suggestion(kind, PICTURES))
-    if settings.plot is not None and kind == "scatter" and (settings.full != "exact" or settings.posterior):
-        raise UserError("--plot-kind scatter compares with the full posterior", hint="it needs --full exact")
+    if settings.plot is not None and kind == "scatter" and (settings.full not in COMPARED or settings.posterior):
+        hint = "leave --full out, or say exact or certified"
+        raise UserError("--plot-kind scatter compares with the full posterior", hint=hint)
     if (settings.plot is not None or settings.report is not None) and find_spec("matplotlib") is None:
         raise UserError("--plot and --report need matplotlib", hint=how_to_install("plot"))
 

@@ -57,6 +57,8 @@ def check_run(run: Run) -> None:
         _check_choice(run, choice)
     _check_posterior(run)
     if run.job.command == "evaluate":
+        if run.job.posterior.full == "auto" and run.full_is_certified:
+            run.reporter.note(_certified(run.full_bytes, run.memory, run.job.compute.tolerance))
         n_rows = sum(len(run.split(own.split)) for own in run.tests)
         _check_covariances(n_rows, run.passes.n_outputs, run.memory)
     if run.job.outputs.predictions is not None:
@@ -148,6 +150,12 @@ def _check_posterior(run: Run) -> None:
         )
     if run.job.command == "fit" and any(call.is_full for call in calls) and asked.rescale not in (None, "none"):
         raise UserError("--rescale is for sub-networks: the full posterior leaves nothing out")
+
+
+def _certified(needed: int, memory: int, tolerance: float) -> str:
+    """What `auto` did, and why."""
+    matrix = f"the Gram matrix of the full posterior needs {format_bytes(needed)}, more than the {format_bytes(memory)}"
+    return f"{matrix} allowed: its σ are certified to within ± {100 * tolerance:g} % instead (--full, --tolerance)"
 
 
 def _check_covariances(n_rows: int, n_outputs: int, memory: int) -> None:

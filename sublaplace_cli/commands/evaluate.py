@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from ..catalog import load
 from ..core.posterior.bounds import Bracket, bracket
-from ..core.prediction import Absent, Comparison, OodSet, Prediction
+from ..core.prediction import Absent, Comparison, FullNumbers, OodSet, Prediction
 from ..files.spec.splits import TEST
 from ..run.choosing.chosen import Chosen
 from ..run.choosing.features import choose
@@ -124,7 +124,6 @@ def _compared(problem: Problem, test: TestSet, oracle: OracleOutputs) -> _Compar
         n_train=len(run.split("train")),
         targets=rows.targets,
         oracle=oracle.f,
-        std_full=None,
         absent=Absent(full="--full none", oracle=oracle.missing, ood=NO_OOD),
     )
     full, fulls = None, list[Prediction]()
@@ -132,7 +131,10 @@ def _compared(problem: Problem, test: TestSet, oracle: OracleOutputs) -> _Compar
         fulls = [full_prediction(own, own.predicted(test.split), known) for own in (problem, *parts)]
         full = known.about_targets(joined_folds(*fulls))
     if full is not None and full.freedom is not None and run.job.compares_with_full:
-        known = replace(known, std_full=full.std, full_ipv=known.ipv(full.freedom))
+        ipv, off = known.ipv(full.freedom), 0.0
+        if full.std_bounds is not None:
+            off = known.ipv(problem.full.freedom.half_width)
+        known = replace(known, of_full=FullNumbers(full.std, full.std_bounds, ipv, off))
     return _Compared(test, rows, parts, fulls, full, known)
 
 
@@ -146,7 +148,7 @@ def _predicted(problem: Problem, chosen: Choices, compared: _Compared) -> _Predi
     if bounds is not None:
         absent = replace(known.absent, full="--full bracket: it lies between w2_low and w2_high")
         low, high = (each.sqrt()[:, problem.means] for each in (bounds.low, bounds.high))
-        known = replace(known, std_bounds=(low, high), absent=absent)
+        known = replace(known, of_full=FullNumbers(std_bounds=(low, high)), absent=absent)
     with_one_prior = {each.name: each for each in (*whole, *compared.fulls[:1])}
     return _Predicted(test, rows, methods, full, known, bounds, with_one_prior)
 

@@ -19,7 +19,7 @@ def fit(run: Run) -> dict[str, Any]:
     problem = open_problem(run)
     posterior: FullPosterior | SubnetPosterior
     if run.choices and run.choices[0].call.is_full:
-        method, k, posterior, rescaling = FULL, run.layout.size, problem.full, {}
+        method, k, posterior, rescaling = FULL, run.layout.size, problem.full.exact, {}
     else:
         if chosen is None:
             (chosen,) = choose(problem, run.choices).values()

@@ -85,7 +85,6 @@ class _Stored:
             n_train=meta["n_train"],
             targets=run.targets(test.split),
             oracle=oracle.f,
-            std_full=None,
             ood=tuple(OodSet(name, {outputs: outputs}, {outputs: own}) for name, own in self.ood.items()),
             absent=Absent(full=why, oracle=oracle.missing, ood=NO_OOD),
         )

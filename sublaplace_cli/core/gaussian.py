@@ -16,6 +16,7 @@ class Gaussian:
     mean: Tensor  # (M, C)
     covariance: Tensor  # (M, C, C)
     noise_factor: float | Tensor = 1.0  # on the noise variance of a likelihood that has one: for all rows, or (M, 1)
+    variance_bounds: tuple[Tensor, Tensor] | None = None  # (M, C) each, where the variances are not known exactly
     _kept: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -26,6 +27,16 @@ class Gaussian:
     @cached_property
     def variance(self) -> Tensor:
         return self.covariance.diagonal(dim1=1, dim2=2)  # (M, C)
+
+    @property
+    def least_variance(self) -> Tensor:
+        """What the variance is at least (M, C)."""
+        return self.variance if self.variance_bounds is None else self.variance_bounds[0]
+
+    @property
+    def most_variance(self) -> Tensor:
+        """What the variance is at most (M, C)."""
+        return self.variance if self.variance_bounds is None else self.variance_bounds[1]
 
     @cached_property
     def std(self) -> Tensor:

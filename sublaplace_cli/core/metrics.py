@@ -68,16 +68,19 @@ def rank(prediction: Prediction, known: Comparison) -> float:
 
 def w2_low(prediction: Prediction, known: Comparison) -> float:
     """The least w2 for any full posterior within the bounds."""
-    low, high = _bounds(known)
-    return float(torch.maximum(low - prediction.common_std, prediction.common_std - high).clamp(min=0.0).mean(1).mean())
+    return w2_bounds(prediction.common_std, *_bounds(known))[0]
 
 
 def w2_high(prediction: Prediction, known: Comparison) -> float:
     """The largest w2 for any full posterior within the bounds."""
-    low, high = _bounds(known)
-    return float(
-        torch.maximum((high - prediction.common_std).abs(), (low - prediction.common_std).abs()).mean(1).mean()
-    )
+    return w2_bounds(prediction.common_std, *_bounds(known))[1]
+
+
+def w2_bounds(std: Tensor, low: Tensor, high: Tensor) -> tuple[float, float]:
+    """The least and the largest mean |σ_full − σ| for any σ_full between the bounds; all are (M, D)."""
+    least = torch.maximum(low - std, std - high).clamp(min=0.0)
+    most = torch.maximum((high - std).abs(), (low - std).abs())
+    return float(least.mean(1).mean()), float(most.mean(1).mean())
 
 
 def coverage95(prediction: Prediction, known: Comparison) -> Tensor:
@@ -98,12 +101,12 @@ def ipv(prediction: Prediction, known: Comparison) -> float:
 def discrepancy(prediction: Prediction, known: Comparison) -> float:
     """ipv of the full network − ipv."""
     own = ipv(prediction, known)
-    return _required(known.full_ipv, known.absent.full) - own
+    return _required(known.of_full.ipv, known.absent.full) - own
 
 
 def retained(prediction: Prediction, known: Comparison) -> float:
     """ipv / ipv of the full network."""
-    own, full = ipv(prediction, known), _required(known.full_ipv, known.absent.full)
+    own, full = ipv(prediction, known), _required(known.of_full.ipv, known.absent.full)
     if full <= 0:
         raise NotApplicable("the full network's ipv is 0")
     return own / full

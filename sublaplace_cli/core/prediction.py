@@ -30,6 +30,14 @@ class Prediction:
     means: slice = field(default_factory=lambda: ALL_OUTPUTS)  # the D outputs that predict the targets
 
     @property
+    def std_bounds(self) -> tuple[Tensor, Tensor] | None:
+        """Of σ (M, D), where it is not known exactly."""
+        if self.outputs.variance_bounds is None:
+            return None
+        low, high = (each.sqrt()[:, self.means] for each in self.outputs.variance_bounds)
+        return low, high
+
+    @property
     def mean(self) -> Tensor:
         return self.outputs.mean[:, self.means]  # (M, D)
 
@@ -85,6 +93,16 @@ class OodSet:
 
 
 @dataclass(frozen=True)
+class FullNumbers:
+    """What is known of the full posterior."""
+
+    std: Tensor | None = None  # (M, D)
+    std_bounds: tuple[Tensor, Tensor] | None = None  # where it is not known exactly
+    ipv: float | None = None
+    ipv_half_width: float = 0.0  # of an estimate from a sample of the training rows
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Quantities that all predictions are compared with; tensors are (M, D), one column per target, unless noted."""
 
@@ -92,12 +110,18 @@ class Comparison:
     n_train: int
     targets: Tensor | None  # regression (M, D); classes (M,) int64
     oracle: Tensor | None
-    std_full: Tensor | None
-    std_bounds: tuple[Tensor, Tensor] | None = None  # of the full posterior, if only bounds are known
-    full_ipv: float | None = None
+    of_full: FullNumbers = field(default_factory=FullNumbers)
     conformal: Conformal | None = None
     ood: tuple[OodSet, ...] = ()
     absent: Absent = field(default_factory=Absent)
+
+    @property
+    def std_full(self) -> Tensor | None:
+        return self.of_full.std
+
+    @property
+    def std_bounds(self) -> tuple[Tensor, Tensor] | None:
+        return self.of_full.std_bounds
 
     def about_targets(self, prediction: Prediction) -> Prediction:
         """The prediction with mean and std of the outputs that predict the targets."""

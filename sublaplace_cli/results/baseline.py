@@ -108,7 +108,15 @@ def _row(found: dict[str, Any], path: Path) -> Row:
             raise UserError(f"--baseline {path}: {key} is {str(value)[:40]!r}, expected a finite number or null")
     ks: Any = found.get("ks")
     ks = tuple(ks) if isinstance(ks, list) else ks
-    return Row(found.get("method", ""), found.get("k"), values, ks=ks, set=found.get("set"))
+    widths = found.get("half_widths", {})
+    if not isinstance(widths, dict) or not all(map(_is_width, widths.values())):
+        raise UserError(f"--baseline {path}: half_widths are not numbers of at least 0")
+    return Row(found.get("method", ""), found.get("k"), values, ks=ks, set=found.get("set"), half_widths=widths)
+
+
+def _is_width(value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and 0 <= value <= sys.float_info.max
 
 
 def _are_mappings(value: Any) -> bool:

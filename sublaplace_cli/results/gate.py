@@ -145,6 +145,9 @@ def _hold(row: Row, limit: Limit, significant: bool) -> Check:
     check, value = Check(row, limit.metric, limit.text), row.value(limit.metric)
     if value is None:
         return replace(check, why=_missing(row, limit.metric))
+    off = row.half_width(limit.metric)
+    if limit.broken_by(value - off) != limit.broken_by(value + off):
+        return replace(check, why=_undecided(off))
     if not limit.broken_by(value):
         return replace(check, passed=True)
     return _broken(check, abs(value - limit.amount), row.error(limit.metric), significant)
@@ -164,6 +167,9 @@ def _compare(row: Row, limit: Limit, result: Result, baseline: Baseline | None, 
     excess = worsening(metric, value, old, result.conformal_level) - (
         limit.amount * abs(old) if limit.relative else limit.amount
     )
+    off = row.half_width(metric) + before.half_width(metric)
+    if abs(excess) < off:
+        return replace(check, why=_undecided(off))
     if excess <= 0:
         return replace(check, passed=True)
     return _broken(check, excess, joint_error(metric, row, before), significant)
@@ -173,6 +179,10 @@ def _broken(check: Check, excess: float, error: float | None, significant: bool)
     """With --significant, a limit fails only if it is broken by more than the standard error."""
     within = None if error is None else excess <= error
     return replace(check, passed=bool(significant and within), standard_error=error, within_error=within)
+
+
+def _undecided(off: float) -> str:
+    return f"the full posterior is certified to an interval, so this is known to within ± {off:.3g}: lower --tolerance"
 
 
 def _missing(row: Row, metric: str) -> str:

@@ -29,9 +29,14 @@ class Row:
     n: int | None = None  # of a mean: the number of runs
     ks: tuple[int | None, ...] | None = None  # of a mean over runs that differ in k
     set: str | None = None  # of test rows, if there are several
+    half_widths: Mapping[str, float] = field(default_factory=dict)  # of metrics that are certified to an interval
 
     def value(self, metric: str) -> float | None:
         return self.values.get(metric)
+
+    def half_width(self, metric: str) -> float:
+        """How far the value may be off, where the full posterior is certified to an interval."""
+        return self.half_widths.get(metric, 0.0)
 
     def error(self, metric: str) -> float | None:
         return self.values.get(f"{metric}_se")
@@ -67,10 +72,14 @@ class Row:
         label = {**self.run, **self.in_set, "method": self.method, "k": self.k}
         if self.n is not None:
             ks = {} if self.ks is None else {"ks": list(self.ks)}
-            return {**label, "n": self.n, **ks, **self.values, "why": dict(self.why)}
+            return {**label, "n": self.n, **ks, **self.values, **self._widths, "why": dict(self.why)}
         others = sorted(set(self.values).difference(ROW_KEYS))
         values = {key: self.values[key] for key in (*ROW_KEYS, *others) if key in self.values}
-        return {**label, **values, "why": dict(sorted(self.why.items()))}
+        return {**label, **values, **self._widths, "why": dict(sorted(self.why.items()))}
+
+    @property
+    def _widths(self) -> dict[str, Any]:
+        return {"half_widths": dict(self.half_widths)} if self.half_widths else {}
 
 
 @dataclass(frozen=True)

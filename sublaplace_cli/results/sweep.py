@@ -99,7 +99,10 @@ def _mean(rows: Sequence[Row], members: Sequence[SweepMember]) -> Row:
         values[f"{metric}_se"] = _error(_independent(known, members))
         if values[f"{metric}_se"] is None:
             why[f"{metric}_se"] = "one run has no standard error"
-    return Row(rows[0].method, k, values, why, n=len(rows), ks=ks if "k" in why else None, set=rows[0].set)
+    names = dict.fromkeys(name for row in rows for name in row.half_widths)
+    widths = {name: statistics.fmean(row.half_width(name) for row in rows) for name in names}
+    different = ks if "k" in why else None
+    return Row(rows[0].method, k, values, why, n=len(rows), ks=different, set=rows[0].set, half_widths=widths)
 
 
 def _error(independent: Sequence[float]) -> float | None:

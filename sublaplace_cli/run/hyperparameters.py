@@ -11,8 +11,10 @@ from torch import Tensor
 
 from ..catalog import CALIBRATED
 from ..core.likelihoods import Likelihood
+from ..core.linalg import WARN_CONDITION
 from ..errors import UserError
 from ..files.spec.models import PosteriorSpec
+from ..reporter import Reporter
 from .project import prior_vector
 from .run import Run
 
@@ -99,3 +101,19 @@ def with_noise(run: Run, train_outputs: Tensor | None) -> Likelihood:
     if mean_square <= 0:
         raise UserError(f"posterior.noise_variance: the residuals of the {name} rows are all 0", hint="give a number")
     return likelihood.with_noise(mean_square)
+
+
+def posterior_facts(settled: Hyperparameters) -> dict[str, object]:
+    """Hyperparameters for the metadata of a posterior."""
+    prior = settled.prior_precision
+    ordered = list(prior.items()) if isinstance(prior, dict) else prior  # in order: the first match counts
+    return {"noise_variance": settled.noise_variance, "prior_precision": ordered}
+
+
+def warn_if_ill_conditioned(reporter: Reporter, name: str, condition: float) -> None:
+    """Warn if digits are being lost."""
+    if condition > WARN_CONDITION:
+        reporter.warn(
+            f"{name}: the largest eigenvalue of the data term is {condition:.2g} times the prior precision; digits "
+            f"are being lost. Raise posterior.prior_precision or posterior.noise_variance"
+        )

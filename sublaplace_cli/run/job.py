@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from ..results.limits import Limit
 
 File = Path | None
+FULL_KINDS = ("auto", "exact", "certified", "bracket", "none")
+COMPARED = FULL_KINDS[:3]  # those that give one number to compare with
 _FORMAT_HELP = f"of stdout: auto, {', '.join(FORMATS)}; auto: table on a terminal, tab-separated in a pipe"
 
 
@@ -81,6 +83,9 @@ class ComputeOptions:
             ("float64", "float32"),
         ),
     ] = "float64"
+    tolerance: Annotated[
+        float, Text("half-width of the certified intervals, as a share of σ: 0.01 is ± 1 %", "SHARE")
+    ] = 0.01
     recompute: Annotated[bool, Text("recompute everything, and replace what a run folder holds")] = False
     dry_run: Annotated[bool, Text("show what would be computed and written, and write nothing")] = False
 
@@ -154,7 +159,15 @@ class PosteriorOptions:
             LINKS,
         ),
     ] = None
-    full: Annotated[str, Text("the full posterior to compare with: exact, none or bracket", "KIND")] = "exact"
+    full: Annotated[
+        str,
+        Text(
+            "the full posterior to compare with: auto (exact where its matrix fits in memory, else certified), exact, "
+            "certified (without the matrix: an interval for every σ), bracket (the cheapest bounds) or none",
+            "KIND",
+            FULL_KINDS,
+        ),
+    ] = "auto"
     full_rows: Annotated[
         int | None, Text("with --full bracket: training rows whose full posterior is the upper bound (4000)", "N")
     ] = None
@@ -236,7 +249,7 @@ class Job:
 
     @property
     def compares_with_full(self) -> bool:
-        return self.posterior.full == "exact"
+        return self.posterior.full in COMPARED
 
     @property
     def predicts_with_full(self) -> bool:

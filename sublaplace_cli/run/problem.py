@@ -11,21 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..catalog import FULL
 from ..core.features.held import HeldFeatures
 from ..core.features.views import View, view_of
 from ..core.jacobian.rows import Jacobian
-from ..core.linalg import WARN_CONDITION
 from ..core.omega.precision import Precision
 from ..core.omega.row_sums import own_products, squared_gradients
-from ..core.posterior.full import FullPosterior, fit_full
-from ..core.posterior.rescale import left_out
 from ..core.tuning.calibration import Calibrator
 from ..files.artifacts.artifact import Artifact
-from ..files.artifacts.run_folder import file_stem
 from ..files.spec.splits import TEST
-from ..reporter import Reporter
 from .choosing.chosen import Chosen
+from .full.full_of_run import FullOfRun
 from .hyperparameters import Hyperparameters, OpenHyperparameters, noise_is_from_train, settled_by_spec
 from .rows.row_shards import SplitRows
 from .rows.row_storage import open_rows
@@ -173,37 +168,13 @@ class Problem:
         return total / (self.hyperparameters.noise_variance or 1.0) if weighted else total
 
     @cached_property
-    def full(self) -> FullPosterior:
-        store, name, omega = self.run.store, file_stem("posterior", FULL, self.run.layout.size), self.omega
-
-        def read(artifact: Artifact) -> FullPosterior:
-            factor = artifact.tensor("factor", (omega.n_rows, omega.n_rows)).to(self.run.device)
-            factor = factor.T.contiguous().T  # the memory layout of a fitted factor
-            return FullPosterior(omega, factor, artifact.meta["condition"], lambda: artifact.meta["freedom"])
-
-        def write(full: FullPosterior) -> Content | None:
-            warn_if_ill_conditioned(self.run.reporter, name, full.condition)
-            numbers = {"freedom": full.freedom, "condition": full.condition, **posterior_facts(self.hyperparameters)}
-            return ({"factor": full.factor}, numbers) if store.fits(name, {"factor": full.factor}) else None
-
-        key = Key("posterior", name, {}, {"method": FULL}, "full")
-        return store.get(key, lambda: fit_full(omega), read, write).value
-
-    @cached_property
-    def full_left_out(self) -> Tensor:
-        """Variances of the full posterior at each training row, without that row (N, C)."""
-        full = self.full
-        with self.run.store.timed("rescale"):
-            return left_out(full, self.omega)
+    def full(self) -> FullOfRun:
+        return FullOfRun(self.run, self.omega, self.hyperparameters)
 
     @property
     def means(self) -> slice:
         """The outputs that predict the targets, which a rescaling is fitted for."""
         return self.hyperparameters.likelihood.means(self.run.passes.n_outputs)
-
-    @cached_property
-    def train_products(self) -> Tensor:
-        return self.predicted("train").products
 
     def predicted(self, split: str) -> PredictedRows:
         if split == TEST and self.run.tests:
@@ -252,19 +223,3 @@ def open_problem(run: Run) -> Problem:
         f = rows.train.jacobian.outputs if run.job.needs_gradients else run.outputs("train")
     settled = settled_by_spec(run, f) if open_parts.is_settled else tune(run, rows, open_parts)
     return Problem(run, rows, settled)
-
-
-def posterior_facts(settled: Hyperparameters) -> dict[str, object]:
-    """Hyperparameters for the metadata of a posterior."""
-    prior = settled.prior_precision
-    ordered = list(prior.items()) if isinstance(prior, dict) else prior  # in order: the first match counts
-    return {"noise_variance": settled.noise_variance, "prior_precision": ordered}
-
-
-def warn_if_ill_conditioned(reporter: Reporter, name: str, condition: float) -> None:
-    """Warn if digits are being lost."""
-    if condition > WARN_CONDITION:
-        reporter.warn(
-            f"{name}: the largest eigenvalue of the data term is {condition:.2g} times the prior precision; digits "
-            f"are being lost. Raise posterior.prior_precision or posterior.noise_variance"
-        )

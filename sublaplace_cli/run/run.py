@@ -15,6 +15,7 @@ from ..catalog import CALIBRATED, LINKS, TASKS
 from ..core.likelihoods import Likelihood
 from ..core.likelihoods.links import Link
 from ..core.network.layout import Layout, network_digest
+from ..core.posterior.full import full_bytes
 from ..core.workers import WorkerGroup
 from ..errors import UserError
 from ..files.data.datasets import Split
@@ -65,6 +66,31 @@ class Run:
     def rescale(self) -> str:
         """The option if set, otherwise the value of the spec."""
         return self.job.posterior.rescale or self.project.spec.posterior.rescale
+
+    @property
+    def full_bytes(self) -> int:
+        """Of the Gram matrix of the full posterior."""
+        return full_bytes(len(self.split("train")) * self.passes.over("train").row_outputs)
+
+    @property
+    def full_fits(self) -> bool:
+        return self.full_bytes <= self.memory
+
+    @property
+    def full_kind(self) -> str:
+        """How the full posterior to compare with is computed: the option, with `auto` settled."""
+        asked = self.job.posterior.full
+        return asked if asked != "auto" else "exact" if self.full_fits else "certified"
+
+    @property
+    def full_is_certified(self) -> bool:
+        """Whether all that is needed of the full posterior is certified: what is asked for, or else what fits."""
+        return self.full_kind == "certified" or (self.full_kind != "exact" and not self.full_fits)
+
+    @property
+    def full_inputs(self) -> dict[str, str]:
+        """What artifacts that depend on the full posterior name as their input, besides what identifies the run."""
+        return {"full": f"certified {self.job.compute.tolerance:g}"} if self.full_is_certified else {}
 
     @property
     def calibrates(self) -> bool:

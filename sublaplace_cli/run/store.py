@@ -55,6 +55,7 @@ class Store:
         self.artifacts: dict[str, str] = {}  # paths of the artifacts that this command made or reused
         self._folder: RunFolder | None = None
         self._inner_seconds = 0.0  # of timed blocks inside the current one
+        self.keeps = True  # whether anything is stored
 
     def get(self, key: Key, make: Callable[[], Value], read: Read[Value], write: Write[Value]) -> Stored[Value]:
         """The value of an artifact: read if usable, otherwise made and written."""
@@ -103,6 +104,28 @@ class Store:
     def row_writer(self, key: Key, plans: Mapping[str, TensorPlan], **more: Any) -> RowWriter:
         """A writer for rows that arrive in chunks; it resumes where an interrupted run stopped."""
         return RowWriter(self.folder.file(key.name), key.kind, self.describe(key, more), plans)
+
+    def get_by_rows(
+        self,
+        key: Key,
+        plans: Mapping[str, TensorPlan],
+        write: Callable[[RowWriter], None],
+        read: Callable[[Artifact], Value],
+    ) -> Value:
+        """A value that is made and written a few rows at a time; an interrupted one is continued."""
+        found = self._find(key, read)
+        if found is not None:
+            return found.value
+        with self.timed(key.step):
+            writer = self.row_writer(key, plans)
+            try:
+                if writer.rows_done:
+                    self.reporter.note(f"continuing {key.name} at row {writer.rows_done} of {writer.n_rows}")
+                write(writer)
+                writer.finish()
+            finally:
+                writer.close()
+        return read(self.open(key))
 
     def open(self, key: Key) -> Artifact:
         """An artifact that is known to exist."""
@@ -164,6 +187,7 @@ class ScratchStore(Store):
 
     def __init__(self, store: Store) -> None:
         vars(self).update(vars(store))
+        self.keeps = False
 
     def _find(self, key: Key, read: Read[Value]) -> None:
         return None

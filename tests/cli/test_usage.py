@@ -49,6 +49,7 @@ CHANGED = {
     "review": {"review": 3},
     "full": {"full": "none"},
     "full_rows": {"full": "bracket", "full_rows": 7},
+    "tolerance": {"tolerance": 0.02},
     "posterior": {"posterior": Path("p.safetensors")},
     "conformal": {"conformal": 0.9},
     "conformal_by": {"conformal": 0.9, "conformal_by": "class"},

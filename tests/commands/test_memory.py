@@ -17,7 +17,7 @@ from sublaplace_cli.commands.plan import Estimate
 from sublaplace_cli.core.jacobian.capture import Capture, Captured
 from sublaplace_cli.core.network.forward import Inputs, row_count
 from sublaplace_cli.errors import SublaplaceError
-from sublaplace_cli.run import problem
+from sublaplace_cli.run.full import full_of_run
 
 
 def run(project: Project, notes: Notes, name: str, **options: str) -> dict:
@@ -93,14 +93,14 @@ WHOLE = Capture.__call__
 
 def test_a_step_goes_on_with_half_the_memory(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = run(project, Notes(), "whole", memory="64MiB")
-    whole, failures = problem.fit_full, [torch.OutOfMemoryError("injected"), MemoryError()]
+    whole, failures = full_of_run.fit_full, [torch.OutOfMemoryError("injected"), MemoryError()]
 
     def fit(precision):
         if failures:
             raise failures.pop()
         return whole(precision)
 
-    monkeypatch.setattr(problem, "fit_full", fit)
+    monkeypatch.setattr(full_of_run, "fit_full", fit)
     notes = Notes()
     found = run(project, notes, "again", memory="64MiB")
     assert [note for note in notes.said if "out of memory" in note] == [

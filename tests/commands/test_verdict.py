@@ -10,7 +10,7 @@ from sublaplace_cli.commands.scoring.verdict import verdict
 from sublaplace_cli.core.features.subset import Subset
 from sublaplace_cli.core.gaussian import Gaussian, diagonal_covariance
 from sublaplace_cli.core.likelihoods.regression import Regression
-from sublaplace_cli.core.prediction import Comparison, Prediction
+from sublaplace_cli.core.prediction import Comparison, FullNumbers, Prediction
 from sublaplace_cli.core.tuning.calibration import Calibration, Factor
 
 ROWS, PARAMETERS = 200, 1234
@@ -25,7 +25,7 @@ def made(method: str, variance: Tensor | float, k: int | None = None, **more) ->
 
 def known(std: float = 1.0, full: Tensor | float | None = None, targets: bool = True) -> Comparison:
     std_full = None if full is None else torch.zeros(ROWS, 1, dtype=torch.float64) + full
-    return Comparison(Regression(1.0), 50, std * NORMAL if targets else None, None, std_full)
+    return Comparison(Regression(1.0), 50, std * NORMAL if targets else None, None, FullNumbers(std_full))
 
 
 def said(asked: list[Prediction], others: list[Prediction], against: Comparison) -> list[str]:

@@ -19,7 +19,7 @@ from sublaplace_cli.core.likelihoods.classes import ECE_BINS, calibration_error
 from sublaplace_cli.core.likelihoods.multiclass import Multiclass
 from sublaplace_cli.core.likelihoods.regression import Regression
 from sublaplace_cli.core.posterior.rescale import Rescale
-from sublaplace_cli.core.prediction import Absent, Comparison, Prediction
+from sublaplace_cli.core.prediction import Absent, Comparison, FullNumbers, Prediction
 from sublaplace_cli.core.tuning.calibration import Calibration, Factor
 from sublaplace_cli.results.result import Row
 
@@ -65,6 +65,8 @@ class Known:
         return self.comparison.std_full
 
     def but(self, **changes) -> Known:
+        if "std_full" in changes:
+            changes["of_full"] = replace(self.comparison.of_full, std=changes.pop("std_full"))
         return replace(self, comparison=replace(self.comparison, **changes))
 
 
@@ -80,7 +82,7 @@ def made(kind: str, rows: int = M) -> tuple[torch.Tensor, Known]:
     outputs = "mean-and-log-variance" if kind.endswith("own-noise") else None
     likelihood = catalog.load(catalog.task_of(task, outputs).entry)().with_noise(0.4)
     raw = None if outputs is None else torch.cat([f, random_matrix(rows, C, seed=6)], 1)
-    return std, Known(task, f, Comparison(likelihood, 50, targets, oracle, full, full_ipv=0.25), raw)
+    return std, Known(task, f, Comparison(likelihood, 50, targets, oracle, FullNumbers(full, ipv=0.25)), raw)
 
 
 def spread(f: torch.Tensor, std: torch.Tensor | float) -> Gaussian:
@@ -296,7 +298,7 @@ def test_a_spread_far_below_the_noise_keeps_its_order():
 def test_rows_that_are_nearly_certain_keep_their_order():
     """1 − p rounds to 0 at logits from 37 on."""
     f = torch.linspace(40, 60, 5, dtype=torch.float64).unsqueeze(1)
-    known = Known("binary", f, Comparison(Binary(), 1, torch.tensor([0, 1, 1, 1, 1]), None, None))
+    known = Known("binary", f, Comparison(Binary(), 1, torch.tensor([0, 1, 1, 1, 1]), None))
     assert score(torch.zeros_like(f), known).values["aurc"] == pytest.approx(1 / 25, rel=1e-12)
 
 
@@ -337,7 +339,7 @@ def test_one_logit_is_two_classes():
 def test_nll_stays_finite_for_a_certain_logit(y):
     """−log σ(±800): a probability of 0 in float64, but not an infinite loss."""
     f = torch.tensor([[800.0]], dtype=torch.float64)
-    known = Known("binary", f, Comparison(Binary(), 1, torch.tensor([y]), None, None))
+    known = Known("binary", f, Comparison(Binary(), 1, torch.tensor([y]), None))
     assert score(torch.zeros(1, 1).double(), known).values["nll"] == pytest.approx(0.0 if y else 800.0)
 
 
@@ -369,7 +371,7 @@ def test_a_probability_of_zero_is_counted():
 def test_coverage_counts_the_edge_as_covered():
     one = torch.ones(4, 1).double()
     oracle = torch.tensor([[1.96], [-1.96], [1.9600001], [0.0]], dtype=torch.float64)
-    known = Known("regression", torch.zeros(4, 1).double(), Comparison(Regression(1.0), 1, None, oracle, None))
+    known = Known("regression", torch.zeros(4, 1).double(), Comparison(Regression(1.0), 1, None, oracle))
     assert score(one, known).values["coverage95"] == 0.75
 
 
@@ -377,12 +379,12 @@ def test_coverage_counts_the_edge_as_covered():
 def test_bounds_of_the_full_posterior_add_two_metrics(kind):
     std, known = made(kind)
     low, high = 0.5 * known.std_full, 2 * known.std_full
-    values = score(std, known.but(std_bounds=(low, high))).values
+    values = score(std, known.but(of_full=FullNumbers(std_bounds=(low, high)))).values
     assert set(values) == EVERY_KEY | OF_THE_POSTERIOR | {"w2_low", "w2_high"}
     least = ((low - std).clamp(min=0) + (std - high).clamp(min=0)).mean()
     assert values["w2_low"] == pytest.approx(float(least), rel=1e-12)
     assert values["w2_high"] == pytest.approx(float(torch.maximum(high - std, (low - std).abs()).mean()), rel=1e-12)
-    assert values["w2_low"] <= values["w2"] <= values["w2_high"]
+    assert values["w2_low"] <= score(std, known).values["w2"] <= values["w2_high"]
 
 
 def test_a_method_without_a_posterior_has_no_ipv():
@@ -395,8 +397,8 @@ def test_a_method_without_a_posterior_has_no_ipv():
 
 def test_a_full_network_without_ipv_has_nothing_to_retain():
     std, known = made("regression")
-    assert score(std, known.but(full_ipv=0.0)).why["retained"] == "the full network's ipv is 0"
-    absent = score(std, known.but(full_ipv=None, absent=Absent(full="because")))
+    assert score(std, known.but(of_full=FullNumbers(ipv=0.0))).why["retained"] == "the full network's ipv is 0"
+    absent = score(std, known.but(of_full=FullNumbers(), absent=Absent(full="because")))
     assert absent.why["retained"] == absent.why["discrepancy"] == "because"
     assert absent.values["ipv"] is not None
 

@@ -21,8 +21,9 @@ from sublaplace_cli.core.omega.row_sums import column_chunks, own_products, pull
 from sublaplace_cli.core.posterior.bounds import bracket
 from sublaplace_cli.core.posterior.full import fit_full
 from sublaplace_cli.core.posterior.kronecker import Factors, KroneckerPosterior
+from sublaplace_cli.core.posterior.left_out import left_out
 from sublaplace_cli.core.posterior.path import fit_path, fit_subnet, path_covariances, path_gains
-from sublaplace_cli.core.posterior.rescale import left_out, outside_products
+from sublaplace_cli.core.posterior.rescale import outside_products
 from sublaplace_cli.core.selectors import SelectionProblem
 from sublaplace_cli.core.selectors.greedy import greedy
 from sublaplace_cli.core.selectors.variance import variance

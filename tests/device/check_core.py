@@ -43,7 +43,7 @@ from sublaplace_cli.core.posterior.diagonal import DiagonalPosterior  # noqa: E4
 from sublaplace_cli.core.posterior.features import fit_features  # noqa: E402
 from sublaplace_cli.core.posterior.full import fit_full  # noqa: E402
 from sublaplace_cli.core.posterior.path import fit_subnet  # noqa: E402
-from sublaplace_cli.core.prediction import Comparison, Prediction  # noqa: E402
+from sublaplace_cli.core.prediction import Comparison, FullNumbers, Prediction  # noqa: E402
 from sublaplace_cli.core.selectors import SelectionProblem, checked, greedy  # noqa: E402
 from sublaplace_cli.core.selectors.by_name import by_name  # noqa: E402
 from sublaplace_cli.results.metric_table import METRICS  # noqa: E402
@@ -193,7 +193,7 @@ def _posteriors(
     covariance["diagonal"] = diagonal.covariance(test)
     found.put("diagonal freedom", diagonal.freedom)
     own_means = Gaussian(test.outputs, covariance["full"]).some(likelihood.means(test.outputs.shape[1]))
-    known = Comparison(likelihood, len(precision.root), y, own_means.mean + 0.1, own_means.std)
+    known = Comparison(likelihood, len(precision.root), y, own_means.mean + 0.1, FullNumbers(own_means.std))
     for name, values in covariance.items():
         found.put(f"{name} covariance", values)
         prediction = known.about_targets(Prediction(name, None, Gaussian(test.outputs, values), full.freedom))

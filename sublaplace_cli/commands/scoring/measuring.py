@@ -14,6 +14,7 @@ from ...core.prediction import Comparison, Prediction
 from ...results.metric_table import METRICS, Metric
 from ...results.result import Row, Setup
 from ...run.run import Run
+from .half_widths import half_widths
 
 FULL_ROUNDING = 1e-6  # the full posterior's own share may be off by so much
 MORE_THAN_FULL = (
@@ -56,7 +57,7 @@ def measured(prediction: Prediction, known: Comparison, metrics: Iterable[Metric
     why: dict[str, str] = {}
     by_row: dict[str, Tensor] = {}
     for metric in metrics:
-        if metric.needs == "bracket" and known.std_bounds is None:
+        if metric.needs == "bracket" and (known.std_bounds is None or known.std_full is not None):
             continue
         found = _found(functions[metric.name], prediction, known)
         if isinstance(found, Tensor):
@@ -69,7 +70,8 @@ def measured(prediction: Prediction, known: Comparison, metrics: Iterable[Metric
         why["w2"] = "its mean is another one: the spreads alone are compared"
     if prediction.indices is None and (values.get("retained") or 0.0) > 1 + FULL_ROUNDING:
         why["retained"] = MORE_THAN_FULL if prediction.features is None else MORE_THAN_FULL_BY_FEATURES
-    return Measured(Row(prediction.method, prediction.k, values, why), by_row)
+    row = Row(prediction.method, prediction.k, values, why, half_widths=half_widths(prediction, known, values))
+    return Measured(row, by_row)
 
 
 def measured_row(prediction: Prediction, known: Comparison, metrics: Iterable[Metric] = METRICS.values()) -> Row:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.posterior.bounds import Bracket
+from ...core.posterior.certified.intervals import half_width
 from ...core.prediction import Comparison, Prediction
 from ...files.artifacts.run_folder import file_stem
 from ...files.data.datasets import Split
@@ -87,6 +88,9 @@ def result_of(problem: Problem, sets: Sequence[ScoredSet]) -> Result:
     if judged := with_shift(judged, blocks):
         details["verdict"] = judged
     details |= review(run, predictions[0], known)
+    if full is not None and full.outputs.variance_bounds is not None:
+        widest = float(half_width(*full.outputs.variance_bounds).max())
+        details["certified"] = {"tolerance": run.job.compute.tolerance, "widest": widest}
     unlisted = [] if full is None or any(each.name == full.name for each in predictions) else [full]
     details |= by_set([*predictions, *shown, *unlisted], known)
     if first.bounds is not None:

@@ -16,7 +16,7 @@ def check_theorem_1(rows: PredictedRows, predictions: Sequence[Prediction], full
     for small in subnets:
         variance = small.outputs.variance
         if full is not None:
-            require_not_larger(variance, full.outputs.variance, products, small.name, "the full posterior")
+            require_not_larger(variance, full.outputs.most_variance, products, small.name, "the full posterior")
         for large in subnets:
             if _contains(large, small):
                 require_not_larger(variance, large.outputs.variance, products, small.name, large.name)

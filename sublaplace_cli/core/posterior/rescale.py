@@ -13,17 +13,14 @@ from torch import Tensor
 
 from ..features.views import View
 from ..jacobian.rows import Jacobian
-from ..jacobian.sharded import some_rows
 from ..linalg import row_products
 from ..omega.precision import Precision
 from ..omega.row_sums import column_chunks, own_products
 from . import Posterior
-from .features import FeaturePosterior
-from .full import FullPosterior
+from .left_out import LeftOut, left_out_of
 from .subnet import SubnetPosterior
 
 Kind = Literal["none", "scale", "hybrid"]
-SMALL_SHARE = 1e-6  # share of a row in its own variance below which 1 − R has lost six digits
 OUTSIDE_ROUNDING = 1e-12  # share of ‖g‖² below which the part outside S is rounding
 DIRECTIONS = 129  # of hybrid's two numbers, tried before the best one is refined
 DIRECTION_REFINEMENTS = 40
@@ -52,24 +49,6 @@ def rescaled_draws(draws: Tensor, rescale: Rescale, outside: Tensor | None, gene
     values, vectors = torch.linalg.eigh(rescale.b * outside)  # (m, C, C)
     root = vectors * values.clamp(min=0.0).sqrt().unsqueeze(1)
     return scaled + (root @ noise.reshape(len(root), -1, draws.shape[1])).reshape(draws.shape)
-
-
-def left_out(posterior: FullPosterior | SubnetPosterior | FeaturePosterior, precision: Precision) -> Tensor:
-    """Variances of the training rows, each without that row (N, C): diag of W⁻ᵀ (I − U)⁻¹ U W⁻¹ with U = WᵀΣW."""
-    U, W = posterior.own_shares(precision), precision.root
-    C = W.shape[1]
-    if C == 1:
-        own, weight = U.flatten(), W.flatten().square()
-        variance = own / weight
-        weak = (own < SMALL_SHARE).nonzero().squeeze(1)
-        if len(weak) and posterior.shares_cancel:  # a weight near 0: a confident classification
-            variance[weak] = posterior.variance(some_rows(precision.jacobian, weak.tolist())).flatten()
-            own = torch.where(own < SMALL_SHARE, weight * variance, own)
-        return (variance / (1 - own)).unsqueeze(1)
-    eye = torch.eye(C, dtype=U.dtype, device=U.device)
-    without = torch.linalg.solve(eye - U, U)  # in the weighted outputs, symmetric
-    half = torch.linalg.solve(W.mT, without)  # W⁻ᵀ (…)
-    return torch.linalg.solve(W.mT, half.mT).diagonal(dim1=1, dim2=2).clamp(min=0.0)
 
 
 def outside_products(rows: Jacobian, products: Tensor, S: Tensor, prior: Tensor, memory: int) -> Tensor:
@@ -122,19 +101,20 @@ def rescale_to_full(
     view: View,
     kind: Kind,
     precision: Precision,
-    full_left_out: Tensor,
+    full: LeftOut,
     products: Callable[[], Tensor],
     which: slice = ALL_OUTPUTS,
 ) -> Rescale:
-    """c and b, given the full left-out variances (N, C) and a function for G V⁻¹ Gᵀ of the training rows.
+    """c and b, given the full left-out variances and a function for G V⁻¹ Gᵀ of the same training rows.
 
     They are fitted for some of the outputs: those of another unit must not count.
     """
-    own, outside = left_out(posterior, view.precision(precision)), torch.zeros_like(full_left_out)
+    own, outside = left_out_of(posterior, view, precision, full), torch.zeros_like(full.variances)
     if kind == "hybrid":
-        remainder = remainder_products(view, precision.jacobian, products(), precision.prior, precision.memory)
+        rows = full.of(precision).jacobian
+        remainder = remainder_products(view, rows, products(), precision.prior, precision.memory)
         outside = remainder.diagonal(dim1=1, dim2=2)
-    return fit_rescale(kind, full_left_out[:, which], own[:, which], outside[:, which])
+    return fit_rescale(kind, full.variances[:, which], own[:, which], outside[:, which])
 
 
 def fit_scale(full: Tensor, own: Tensor) -> float | None:

@@ -20,7 +20,6 @@ from .metadata import RowProgress
 NO_DIGEST = "0" * 64
 
 
-# safetensors has no streaming writer.
 class RowWriter:
     """Streams rows of several tensors into one artifact, and resumes where an earlier run was interrupted."""
 
@@ -43,6 +42,10 @@ class RowWriter:
                 self.file.write(header)
                 self.file.truncate(file_bytes)
 
+    @property
+    def n_rows(self) -> int:
+        return min(plan.shape[0] for plan in self.plans.values())
+
     def _resume(self) -> int:
         try:
             record = RowProgress.model_validate(read_json(self.record))
@@ -59,8 +62,7 @@ class RowWriter:
     def _is_mine(self, record: RowProgress) -> bool:
         pieces = {name: len(digests) for name, digests in record.digests.items()}
         expected = {name: plan.n_pieces for name, plan in self.plans.items()}
-        n_rows = min(plan.shape[0] for plan in self.plans.values())
-        return record.identity == self.identity and pieces == expected and record.rows_done <= n_rows
+        return record.identity == self.identity and pieces == expected and record.rows_done <= self.n_rows
 
     def _unfinished(self, name: str, rows_done: int) -> "hashlib._Hash":
         """The checksum so far of the piece that an earlier run did not finish."""

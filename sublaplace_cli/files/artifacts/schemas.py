@@ -70,6 +70,23 @@ class PredictionData(RunMetadata):
     }
 
 
+class CertifiedData(RunMetadata):
+    tolerance: Positive
+    rules: ClassVar[Rules] = {
+        "low": TensorRule("F64", ("rows", "outputs"), negative),
+        "high": TensorRule("F64", ("rows", "outputs"), negative),
+        "covariance": TensorRule("F64", ("rows", "outputs", "outputs"), lambda c: negative(c.diagonal(0, 1, 2))),
+        "steps": TensorRule("F64", ("rows",), negative),
+    }
+
+
+class FreedomData(RunMetadata):
+    rules: ClassVar[Rules] = {"numbers": TensorRule("F64", ("numbers",), negative)}
+
+    def known_axes(self) -> dict[str, int]:
+        return {"numbers": 2}
+
+
 class TunedData(RunMetadata):
     rules: ClassVar[Rules] = {
         "alphas": TensorRule("F64", ("precisions",), not_positive),
@@ -88,6 +105,8 @@ SCHEMAS: dict[str, type[Metadata]] = {
     "path": PathData,
     "posterior": CompactPosteriorData,
     "predictions": PredictionData,
+    "certified": CertifiedData,
+    "freedom": FreedomData,
     "hyperparameters": TunedData,
 }
 

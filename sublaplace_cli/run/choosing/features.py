@@ -51,7 +51,7 @@ def _subset(problem: Problem, method: str, k: int) -> Chosen:
 
 def _retaining(problem: Problem, call: MethodCall, fraction: float) -> Chosen:
     """k = auto: the smallest k of a doubling list whose posterior retains this fraction of the full ipv."""
-    run, p, full = problem.run, problem.run.layout.size, problem.full.freedom
+    run, p, full = problem.run, problem.run.layout.size, problem.full.freedom.value
     if full <= 0:
         raise UserError("--k auto: the data say nothing about this network's parameters (the full ipv is 0)")
     k = min(FIRST_PATH, p)

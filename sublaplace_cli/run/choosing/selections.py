@@ -125,12 +125,13 @@ class _Selector:
             tensors, facts = self._write(path.selection)
             return {**tensors, "retained": path.retained}, facts
 
-        key = Key("path", f"path-{name}", self.inputs, {"method": name}, "select")
+        inputs = {**self.inputs, **run.full_inputs}
+        key = Key("path", f"path-{name}", inputs, {"method": name}, "select")
         return run.store.get(key, lambda: self._growing_path(fraction), read, write).value
 
     def _growing_path(self, fraction: float) -> Path:
         problem, p = self.problem, self.problem.run.layout.size
-        freedom = problem.full.freedom
+        freedom = problem.full.freedom.value
         if freedom <= 0:
             raise UserError("--k auto: the data say nothing about this network's parameters (the full ipv is 0)")
         limit = min(p, int(self.pool)) if self.call.method.pooled and self.pool.isdigit() else p

@@ -1,6 +1,9 @@
 """Priors that were tuned on the test rows: each part of these is predicted with a prior that has not seen it."""
 
+from collections.abc import Callable
 from dataclasses import replace
+
+from torch import Tensor
 
 from ...core.gaussian import Gaussian
 from ...core.prediction import Prediction
@@ -22,8 +25,17 @@ def joined_folds(whole: Prediction, *by_fold: Prediction) -> Prediction:
     """The prediction with, in the rows of each fold, the covariances of that fold's prior."""
     if not by_fold:
         return whole
-    covariance = whole.outputs.covariance.clone()
-    fold = fold_numbers(len(covariance), len(by_fold)).to(covariance.device)
-    for number, own in enumerate(by_fold):
-        covariance[fold == number] = own.outputs.covariance[fold == number]
-    return replace(whole, outputs=Gaussian(whole.outputs.mean, covariance))
+    own, mean = whole.outputs, whole.outputs.mean
+    fold = fold_numbers(len(mean), len(by_fold)).to(mean.device)
+
+    def joined(of: Callable[[Gaussian], Tensor]) -> Tensor:
+        values = of(own).clone()
+        for number, each in enumerate(by_fold):
+            values[fold == number] = of(each.outputs)[fold == number]
+        return values
+
+    bounds = None
+    if own.variance_bounds is not None:
+        bounds = joined(lambda each: each.least_variance), joined(lambda each: each.most_variance)
+    covariance = joined(lambda each: each.covariance)
+    return replace(whole, outputs=Gaussian(mean, covariance, variance_bounds=bounds))

@@ -27,7 +27,8 @@ from ...files.artifacts.run_folder import file_stem
 from ...files.data.datasets import MeanStd, Scales, Split
 from ...sizes import format_bytes
 from ..choosing.chosen import Chosen
-from ..problem import Problem, posterior_facts, warn_if_ill_conditioned
+from ..hyperparameters import posterior_facts, warn_if_ill_conditioned
+from ..problem import Problem
 from ..project import prior_vector
 from ..store import Content, Key
 from .stored_features import description_of, indices_of, read_features, size_of
@@ -90,8 +91,10 @@ def fit(problem: Problem, path: Sequence[Chosen]) -> list[Fitted]:
         "folds": problem.calibrator.n_folds if run.calibrates else None,
     }
     names = [variant(file_stem("posterior", chosen.method, chosen.k), run.rescale) for chosen in path]
+    rescales = run.fitted_rescale != "none"
+    inputs = run.full_inputs if rescales else {}
     keys = [
-        Key("posterior", name, chosen.inputs, facts | {"method": chosen.method}, "fit")
+        Key("posterior", name, {**chosen.inputs, **inputs}, facts | {"method": chosen.method}, "fit")
         for name, chosen in zip(names, path, strict=True)
     ]
 
@@ -130,11 +133,11 @@ def _rescale(problem: Problem, view: View, posterior: SubnetPosterior) -> Rescal
     kind = problem.run.rescale
     if kind == "none":
         return Rescale()
-    full = problem.full_left_out
+    full = problem.full.left_out
     with problem.run.store.timed("rescale"):
         return rescale_to_full(
             *(posterior, view, cast(Kind, kind), problem.omega),
-            *(full, lambda: problem.train_products, problem.means),
+            *(full, lambda: problem.full.left_out_products, problem.means),
         )
 
 

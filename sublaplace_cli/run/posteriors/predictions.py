@@ -55,7 +55,8 @@ def prediction_key(
     name, test = file_stem("predictions", method, k), rows.test or TestSet(rows.split)
     inputs = {} if chosen is None else chosen.inputs
     name = name if chosen is None else variant(name, rows.run.fitted_rescale)
-    return Key("predictions", test.stem(name), {**inputs, **test.inputs}, {"method": method, "k": k}, step)
+    inputs = {**inputs, **test.inputs, **rows.run.full_inputs}
+    return Key("predictions", test.stem(name), inputs, {"method": method, "k": k}, step)
 
 
 def read_prediction(

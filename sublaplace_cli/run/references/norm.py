@@ -16,7 +16,8 @@ def predict(inputs: ReferenceInputs) -> Prediction:
     test = inputs.rows.test
     if test is None:
         return _fitted(inputs)
-    key = Key("predictions", test.stem(stem(inputs.name)), test.inputs, {"method": inputs.name, "k": None}, "predict")
+    needed = {**test.inputs, **run.full_inputs}
+    key = Key("predictions", test.stem(stem(inputs.name)), needed, {"method": inputs.name, "k": None}, "predict")
 
     def read(artifact: Artifact) -> Prediction:
         covariance = artifact.tensor("covariance", (*inputs.f.shape, inputs.f.shape[1])).to(run.device)
@@ -33,8 +34,8 @@ def stem(name: str) -> str:
 
 def _fitted(inputs: ReferenceInputs) -> Prediction:
     problem, products = inputs.problem, inputs.rows.products
-    sigma = problem.full_left_out[:, problem.means].clamp(min=0.0).sqrt().flatten()
-    norms = problem.train_products.diagonal(dim1=1, dim2=2)[:, problem.means].flatten()
+    sigma = problem.full.left_out.variances[:, problem.means].clamp(min=0.0).sqrt().flatten()
+    norms = problem.full.left_out_products.diagonal(dim1=1, dim2=2)[:, problem.means].flatten()
     root = fit_scale(sigma, norms.sqrt())
     b = 0.0 if root is None else root**2
     return Prediction(inputs.name, None, Gaussian(inputs.f, b * products), None, Rescale(1.0, b))

@@ -17,8 +17,8 @@ from sublaplace_cli.core.features.sketch import Sketch
 from sublaplace_cli.core.features.subset import Subset
 from sublaplace_cli.core.jacobian.rows import HeldJacobian, RecomputedJacobian
 from sublaplace_cli.core.posterior.features import fit_features
+from sublaplace_cli.core.posterior.left_out import left_out
 from sublaplace_cli.core.posterior.path import fit_subnet
-from sublaplace_cli.core.posterior.rescale import left_out
 from sublaplace_cli.core.posterior.subnet_dual import SubnetDual
 from sublaplace_cli.core.posterior.subnet_primal import SubnetPrimal
 

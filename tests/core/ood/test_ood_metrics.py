@@ -66,7 +66,7 @@ def gaussian(seed: int, scale: float, rows: int = 30, outputs: int = 3) -> Gauss
 def known(likelihood, prediction: Prediction, **sets: Gaussian) -> Comparison:
     test = {prediction.outputs: prediction.comparable}
     ood = tuple(OodSet(name, test, {prediction.outputs: outputs}) for name, outputs in sets.items())
-    return Comparison(likelihood, 50, None, None, None, ood=ood)
+    return Comparison(likelihood, 50, None, None, ood=ood)
 
 
 def expected(likelihood, test: Gaussian, ood: Gaussian) -> dict[str, tuple[float, float]]:

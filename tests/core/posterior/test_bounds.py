@@ -13,7 +13,7 @@ from sublaplace_cli.core.omega.row_sums import own_products
 from sublaplace_cli.core.posterior.bounds import MOST_SETS, bracket
 from sublaplace_cli.core.posterior.full import fit_full
 from sublaplace_cli.core.posterior.path import fit_subnet
-from sublaplace_cli.core.prediction import Comparison, Prediction
+from sublaplace_cli.core.prediction import Comparison, FullNumbers, Prediction
 from sublaplace_cli.errors import NumericsError
 
 SOME = ["linear", "mlp-3-outputs", "conv-binary", "mlp-multiclass", "attention"]
@@ -23,7 +23,7 @@ PLENTY = 2**30
 def mean_distances(variance: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> tuple[float, float]:
     """(w2_low, w2_high) of these variances (M, C), given bounds of the full posterior's standard deviation."""
     prediction = Prediction("made", None, Gaussian(torch.zeros_like(variance), torch.diag_embed(variance)), None)
-    known = Comparison(Regression(), len(variance), None, None, None, (low, high))
+    known = Comparison(Regression(), len(variance), None, None, FullNumbers(std_bounds=(low, high)))
     return w2_low(prediction, known), w2_high(prediction, known)
 
 

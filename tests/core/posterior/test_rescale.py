@@ -12,12 +12,12 @@ from core.problems import PRIORS, Problem, assert_close, random_matrix, solved, 
 from sublaplace_cli.core.likelihoods.binary import Binary
 from sublaplace_cli.core.omega.row_sums import own_products
 from sublaplace_cli.core.posterior.full import fit_full
+from sublaplace_cli.core.posterior.left_out import left_out
 from sublaplace_cli.core.posterior.path import fit_subnet
 from sublaplace_cli.core.posterior.rescale import (
     Rescale,
     fit_rescale,
     fit_scale,
-    left_out,
     outside_products,
 )
 

@@ -43,9 +43,14 @@ class CertifiedVariances:
         return (self.low.sqrt() + self.high.sqrt()) / 2
 
     @property
+    def half_width(self) -> Tensor:
+        """Of the interval of σ, relative to its middle (M, C)."""
+        return half_width(self.low, self.high)
+
+    @property
     def missed(self) -> Tensor:
         """Rows with an output whose interval is wider than the tolerance (m,)."""
-        return (~within(self.low, self.high, self.tolerance).all(1)).nonzero().squeeze(1)
+        return (self.half_width > self.tolerance).any(1).nonzero().squeeze(1)
 
 
 @dataclass

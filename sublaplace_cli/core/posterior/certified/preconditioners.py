@@ -61,6 +61,16 @@ class Preconditioner:
         """V diag(factors) Vᵀ Bᵀ X (rank, r)."""
         return self.V @ (self.V.T @ (self.B.T @ X)).mul_(factors.unsqueeze(1))
 
+    @property
+    def freedom(self) -> float:
+        """tr(I − P⁻¹), which is at most tr((I + K)⁻¹K)."""
+        return float((self.eigenvalues / (1 + self.eigenvalues)).sum())
+
+    def shares(self, places: Tensor) -> Tensor:
+        """The diagonal of I − P⁻¹ at some rows of A, each at most that of (I + K)⁻¹K (n,)."""
+        scaled = self.B[places] @ (self.V * (1 + self.eigenvalues).rsqrt())
+        return scaled.square().sum(1)
+
     def excess(self, trace: float) -> float:
         """e such that P ⪯ (1 + e)(I + K) after rounding, where `trace` is tr K or more."""
         # B Bᵀ is off by at most eps times the number of summands and tr K; and I ⪯ I + K.
@@ -129,12 +139,15 @@ def _gram_columns(precision: Precision, rows: Tensor) -> Tensor:
 
 def _pivoted(remaining: Tensor, places: Tensor, rank: int, least: float) -> Tensor:
     """Pivoted Cholesky of a positive semi-definite matrix within its columns at `places` (N·C, rank or less)."""
-    L = remaining.new_empty(len(remaining), rank)
+    small = remaining[places]  # the pivots are found here; then all rows are eliminated at once
+    L, order = small.new_zeros(len(small), rank), list[int]()
     for step in range(rank):
-        diagonal = remaining[places].diagonal()
+        diagonal = small.diagonal()
         pivot = int(diagonal.argmax())
         if not float(diagonal[pivot]) > least:
-            return L[:, :step]
-        L[:, step] = remaining[:, pivot] / diagonal[pivot].sqrt()
-        remaining.addr_(L[:, step], L[places, step], alpha=-1)
-    return L
+            break
+        order.append(pivot)
+        L[:, step] = small[:, pivot] / diagonal[pivot].sqrt()
+        small.addr_(L[:, step], L[:, step], alpha=-1)
+    chosen = torch.tensor(order, dtype=torch.int64, device=places.device)
+    return torch.linalg.solve_triangular(L[chosen, : len(order)].T, remaining[:, chosen], upper=True, left=False)

@@ -10,12 +10,21 @@ from ..core.jacobian.blocks import COLUMN_PANEL, stored_bytes
 from ..core.jacobian.capture import SAMPLE_ROWS, Capture
 from ..core.jacobian.rows import MOST_TILE_BYTES, TILE_SHARE
 from ..core.omega.gram import GRAM_TILE_BYTES
+from ..core.posterior.certified.intervals import vector_bytes, vectors_at_once
+from ..core.posterior.certified.preconditioners import COPIES
 from ..core.posterior.full import full_bytes
 from ..core.posterior.subnet import natural_form, subnet_bytes
 from ..core.selectors.greedy import columns_room, first_width
 from ..device import OUT_OF_MEMORY, peak_memory
 from ..files.artifacts.run_folder import file_stem
 from ..results.result import Listing
+from ..run.full.certifier import (
+    SAMPLED_OUTPUTS,
+    TRAINING_SAMPLE,
+    certified_bytes,
+    certified_stem,
+    preconditioner_rank,
+)
 from ..run.posteriors.fitting import variant
 from ..run.references import norm
 from ..run.references.beside import cheap_calls
@@ -138,10 +147,14 @@ class Estimate:
             calls = [*(choice.call for choice in run.choices), *cheap_calls(run)]
             for call in calls:
                 files |= predicted(norm.stem(call.name)) if call.method.beside else {}
-        if self.needs_full:
+        if self.needs_full and not run.full_is_certified:
             files[file_stem("posterior", FULL, p)] = full_bytes(self.rows)
-        if evaluates and run.job.compares_with_full:
-            files |= predicted(file_stem("predictions", FULL, p))
+            files |= predicted(file_stem("predictions", FULL, p)) if evaluates and run.job.compares_with_full else {}
+        elif self.needs_full:
+            names = [own.split for own in run.tests] if evaluates and run.job.compares_with_full else []
+            tolerance = run.job.compute.tolerance
+            files |= {certified_stem(own, tolerance): certified_bytes(len(run.split(own)), C) for own in names}
+            files[certified_stem(TRAINING_SAMPLE, tolerance)] = certified_bytes(SAMPLED_OUTPUTS // C, C)
         return files
 
     def reused(self) -> frozenset[str]:
@@ -183,8 +196,18 @@ class Estimate:
             everywhere = [*(own.split for own in run.tests), *run.project.spec.data.ood_sets]
             predicted = everywhere if run.job.command == "evaluate" else []
             test = max((len(run.split(name)) for name in predicted), default=0) * run.passes.n_outputs
-            # The Gram matrix with its tiles, then the cross Gram matrix and the result of its solve.
-            yield full_bytes(rows) + 8 * 2 * rows * test + 2 * self._tiles(GRAM_TILE_BYTES)
+            if run.full_is_certified:
+                yield from self._certified()
+            else:  # the Gram matrix with its tiles, then the cross Gram matrix and the result of its solve
+                yield full_bytes(rows) + 8 * 2 * rows * test + 2 * self._tiles(GRAM_TILE_BYTES)
+
+    def _certified(self) -> Iterator[int]:
+        """The preconditioner while it is made; then with the vectors of a batch."""
+        run, rows = self.run, self.rows
+        own = 8 * rows * preconditioner_rank(rows, run.memory)
+        yield COPIES * own
+        at_once = vectors_at_once(rows, run.layout.size, run.memory)
+        yield own + at_once * vector_bytes(rows, run.layout.size) + self._tiles(MOST_TILE_BYTES)
 
     def _search(self, k: int) -> int:
         """Columns that a search holds, the directions of its pivots, and its work matrices."""

@@ -1,6 +1,7 @@
-"""Multiplications of the sums over blocks, per row or per pair of rows, as the blocks' own code does them."""
+"""Pieces of work, and the multiplications of sums over blocks, per row or pair of rows, as the blocks' own code does them."""
 
 import math
+from dataclasses import dataclass
 
 from ...core.features.spectra import transform_is_cheaper
 from ...core.jacobian.blocks import Block, DenseBlock
@@ -8,6 +9,20 @@ from ...core.jacobian.embedding import EmbeddingBlock
 from ...core.jacobian.linear import ELEMENTWISE, LinearBlock
 
 GATHERED = 3  # an entry that is read in random order, against one in order
+
+
+@dataclass(frozen=True)
+class Work:
+    """One piece: passes over rows, float64 products, numbers that are handled one by one, and bytes on disk."""
+
+    step: str  # as in the seconds of a result
+    what: str
+    products: float = 0.0  # multiplications
+    elements: float = 0.0
+    rows: float = 0.0
+    split: str = ""  # of the rows, as it is stored
+    written: int = 0  # bytes
+    undivided: bool = False  # one worker does it alone
 
 
 def gram_products(block: Block, C: int) -> int:

@@ -24,7 +24,8 @@ from ...run.rows.row_shards import EXPANDED
 from ...run.rows.row_storage import RowStorage
 from ...run.run import Run
 from ...run.tuning import NAME
-from .costs import gram_products, is_written_out, sketch_elements, square_elements, square_products
+from .certified import certified_works
+from .costs import Work, gram_products, is_written_out, sketch_elements, square_elements, square_products
 
 SAMPLED_ROW = 10  # passes that a row of the float64 check takes
 FORWARD = 1 / 3  # of a pass: without the way back
@@ -32,20 +33,6 @@ EIGENVALUES, EIGENVECTORS = 2, 6  # times n³: a symmetric eigenproblem is far s
 ALPHAS = ALPHA_GRID + 2 * ALPHA_REFINEMENTS
 EVALUATIONS = 60  # of the evidence with several prior precisions
 COLUMN_TOUCHES = 4  # how often each number of a gathered column is copied or scaled
-
-
-@dataclass(frozen=True)
-class Work:
-    """One piece: passes over rows, float64 products, numbers that are handled one by one, and bytes on disk."""
-
-    step: str  # as in the seconds of a result
-    what: str
-    products: float = 0.0  # multiplications
-    elements: float = 0.0
-    rows: float = 0.0
-    split: str = ""  # of the rows, as it is stored
-    written: int = 0  # bytes
-    undivided: bool = False  # one worker does it alone
 
 
 @dataclass(frozen=True)
@@ -82,7 +69,7 @@ class Plan:
     def _differentiates(self) -> bool:
         return self.run.job.command != "evaluate" or self.run.job.needs_gradients
 
-    def _blocks(self, name: str) -> list[Block]:
+    def blocks(self, name: str) -> list[Block]:
         """The blocks of one row, in the form in which they are used."""
         storage = self.storages[self.run.stored_as(name)]
         expands = storage.form == EXPANDED
@@ -108,7 +95,7 @@ class Plan:
             elements = EVALUATIONS * groups * P**2 if groups > 1 else 0
         yield Work("tune", "prior precisions from the data", products=products, elements=elements)
 
-    def _read(self, name: str, step: str, times: float = 1.0) -> Iterator[Work]:
+    def read(self, name: str, step: str, times: float = 1.0) -> Iterator[Work]:
         """Rows that are not held are read, or computed, again for every question."""
         storage = self.storages[self.run.stored_as(name)]
         if storage.form is None and storage.stored:
@@ -138,11 +125,11 @@ class Plan:
     def _scores(self) -> Iterator[Work]:
         if not self._needs_scores or not self._is_made("scores"):
             return
-        blocks, n = self._blocks("train"), self.n_train
+        blocks, n = self.blocks("train"), self.n_train
         products, elements = sum(map(square_products, blocks)), sum(map(square_elements, blocks))
         yield Work("scores", "scores", products=n * products, elements=n * elements)
         if self.storages[self.run.stored_as("train")].stored:  # others are added up in the passes
-            yield from self._read("train", "scores")
+            yield from self.read("train", "scores")
 
     def _searches(self) -> Iterator[Work]:
         """Of the methods that compare candidates with each other; the others sort their scores."""
@@ -154,7 +141,7 @@ class Plan:
                 yield from self._search(call, max(ks))
 
     def _search(self, call: MethodCall, k: int) -> Iterator[Work]:
-        module, blocks = import_module(call.method.entry.partition(":")[0]), self._blocks("train")
+        module, blocks = import_module(call.method.entry.partition(":")[0]), self.blocks("train")
         if not hasattr(module, "cost"):
             return
         pool = self.run.job.selection.pool
@@ -164,7 +151,7 @@ class Plan:
         cost = module.cost(SearchSize(self.rows, candidates, k, *row))
         what = f"a search for {k:,} parameters by {call.name}"
         yield Work("select", what, products=cost.products, elements=cost.elements)
-        yield from self._read("train", "select", cost.reads)
+        yield from self.read("train", "select", cost.reads)
 
     def _by_call(self) -> list[tuple[MethodCall, list[int]]]:
         """Every method with a posterior over k, with its k; of one that is found later, a usual one."""
@@ -223,13 +210,13 @@ class Plan:
         what = f"a posterior of size {largest:,}"
         elements = COLUMN_TOUCHES * P * largest
         yield Work("fit", what, products=gram + factors + squares, elements=elements, written=written)
-        yield from self._read("train", "fit")
+        yield from self.read("train", "fit")
 
     def _sketches(self, ks: list[int], splits: list[str]) -> Iterator[Work]:
         """The features of rows, all of whose gradients are summed."""
         for split in splits:
             n = len(self.run.split(split))
-            elements = n * sum(sketch_elements(block, k) for block in self._blocks(split) for k in ks)
+            elements = n * sum(sketch_elements(block, k) for block in self.blocks(split) for k in ks)
             yield Work("fit" if split == "train" else "predict", f"features of {n:,} {split} rows", elements=elements)
 
     def _predict(self, ks: list[int], split: str) -> Iterator[Work]:
@@ -239,7 +226,7 @@ class Plan:
             products += MC * (P * k + P**2 / 2 if is_dual else k**2 / 2)
         what = f"predictions of {len(self.run.split(split)):,} {split} rows"
         yield Work("predict", what, products=products, elements=COLUMN_TOUCHES * MC * max(ks))
-        yield from self._read(split, "predict")
+        yield from self.read(split, "predict")
 
     def _full(self) -> Iterator[Work]:
         """The full posterior: factor, trace, variances of rows, and of left-out training rows for what is fitted."""
@@ -250,6 +237,9 @@ class Plan:
             name for name in self._predicted if name != "test" or self._is_made(file_stem("predictions", FULL, p))
         ]
         stem = file_stem("posterior", FULL, p)
+        if self.needs_full and run.full_is_certified:
+            yield from certified_works(self, self._predicted if run.job.compares_with_full else [])
+            return
         if not self.needs_full or not (predicted or leaves_out or run.job.command == "fit"):
             return
         if self._is_made(stem):
@@ -265,8 +255,8 @@ class Plan:
 
     def _gram(self, left: str, right: str, step: str) -> Iterator[Work]:
         """A Gram matrix; of one split with itself half of it, in tiles of which each meets those after it."""
-        blocks, n, m = self._blocks(left), len(self.run.split(left)), len(self.run.split(right))
-        C = self._blocks(right)[0].n_outputs
+        blocks, n, m = self.blocks(left), len(self.run.split(left)), len(self.run.split(right))
+        C = self.blocks(right)[0].n_outputs
         same, tiles = left == right, self._tiles(left, C)
         pairs, reads = (n * m / 2, (tiles + 1) / 2) if same else (n * m, float(self._tiles(right, C)))
         dense = [block for block in blocks if isinstance(block, DenseBlock) or is_written_out(block)]
@@ -274,10 +264,10 @@ class Plan:
         what = f"a Gram matrix of {n:,} rows" if same else f"a Gram matrix of {n:,} by {m:,} rows"
         products = pairs * sum(gram_products(block, C) for block in blocks)
         yield Work(step, what, products=products, elements=elements)
-        yield from self._read(left, step, reads)
+        yield from self.read(left, step, reads)
 
     def _tiles(self, name: str, C: int) -> int:
-        row_bytes = max(block.row_bytes for block in self._blocks(name))
+        row_bytes = max(block.row_bytes for block in self.blocks(name))
         room = min(self.run.memory // TILE_SHARE, GRAM_TILE_BYTES)
         most = max(1, int((self.run.memory / TILE_SHARE / 24) ** 0.5) // C)
         n = len(self.run.split(name))

@@ -23,7 +23,22 @@ MOST_STEPS = 1000  # products with the Gram matrix for one batch of rows: each i
 # Of the preconditioner: a column costs about as much as a product with one vector, and saves steps of all.
 PRECONDITIONER_RANK, PRECONDITIONER_SHARE = 2000, 8
 SAMPLED_OUTPUTS = 128  # of the training rows whose variances stand for those of all
+TRAINING_SAMPLE = "train-sample"
 LABEL = "certified variances: {} rows"
+
+
+def preconditioner_rank(rows: int, memory: int) -> int:
+    return min(PRECONDITIONER_RANK, rows, memory // PRECONDITIONER_SHARE // (COPIES * 8 * rows))
+
+
+def certified_stem(name: str, tolerance: float) -> str:
+    """Name of the artifact with the variances of a split."""
+    return f"certified-{name}-{tolerance:g}"
+
+
+def certified_bytes(rows: int, C: int) -> int:
+    """Of that artifact: two bounds, the covariances, the number of steps."""
+    return 8 * rows * (2 * C + C * C + 1)
 
 
 @dataclass(frozen=True)
@@ -36,8 +51,7 @@ class Certifier:
     @cached_property
     def system(self) -> System:
         """I + K, with a partial Cholesky factor of K as preconditioner, as far as there is room."""
-        rows = self.omega.n_rows
-        rank = min(PRECONDITIONER_RANK, rows, self.run.memory // PRECONDITIONER_SHARE // (COPIES * 8 * rows))
+        rank = preconditioner_rank(self.omega.n_rows, self.run.memory)
         if rank < 1:
             return System(self.omega, no_preconditioner(self.omega))
         return System(self.omega, cholesky_preconditioner(self.omega, rank))
@@ -48,7 +62,7 @@ class Certifier:
         train, root = self.omega.jacobian, self.omega.root
         N, n = len(root), max(2, SAMPLED_OUTPUTS // root.shape[1])
         rows = torch.randperm(N, generator=torch.Generator().manual_seed(0))[:n].sort().values
-        found = self.at("train-sample", some_rows(train, rows.tolist()))
+        found = self.at(TRAINING_SAMPLE, some_rows(train, rows.tolist()))
         return SampledRows(rows.to(root.device), N, root[rows], found, self.system.preconditioner)
 
     def at(self, name: str, rows: Jacobian, inputs: dict[str, str] | None = None) -> CertifiedVariances:
@@ -57,7 +71,7 @@ class Certifier:
         if not run.store.keeps:
             found = joined_batches([own for _, own in self._batches(name, rows, 0)])
         else:
-            key = Key("certified", f"certified-{name}-{tolerance:g}", inputs or {}, {"tolerance": tolerance}, "full")
+            key = Key("certified", certified_stem(name, tolerance), inputs or {}, {"tolerance": tolerance}, "full")
             shape = len(rows.outputs), n_outputs(rows)
             step = rows_at_once(self.omega, shape[1])
             shapes = {"low": shape, "high": shape, "covariance": (*shape, shape[1]), "steps": shape[:1]}

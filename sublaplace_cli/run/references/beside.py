@@ -26,7 +26,8 @@ def cheap_calls(run: Run) -> list[MethodCall]:
     A prior of its own for every fold would need as many full posteriors.
     """
     asked, rows = {choice.call.method for choice in run.choices}, len(run.split("train")) * run.passes.n_outputs
-    is_large = rows > MOST_ROWS or rows * run.layout.size > MOST_NUMBERS
+    # Where variances are certified, those of a sample of the training rows are known anyway.
+    is_large = not run.full_is_certified and (rows > MOST_ROWS or rows * run.layout.size > MOST_NUMBERS)
     by_fold = hasattr(run.project.spec.posterior.prior_precision, "tune") and run.held_out == "test"
     if run.job.command != "evaluate" or not run.job.compares_with_full or is_large or by_fold or run.samples("train"):
         return []

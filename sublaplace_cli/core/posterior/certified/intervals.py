@@ -129,8 +129,17 @@ def within(low: Tensor, high: Tensor, tolerance: float) -> Tensor:
 
 def rows_at_once(precision: Precision, C: int) -> int:
     """Rows whose gradients' vectors over the parameters and the training rows fit into a share of the memory."""
-    vectors = PARAMETER_VECTORS * len(precision.prior) + ROW_VECTORS * precision.n_rows
-    return max(1, min(MOST_AT_ONCE, precision.memory // BATCH_SHARE // (8 * vectors)) // C)
+    return max(1, vectors_at_once(precision.n_rows, len(precision.prior), precision.memory) // C)
+
+
+def vectors_at_once(rows: int, p: int, memory: int) -> int:
+    """Gradients in a batch, at least one."""
+    return max(1, min(MOST_AT_ONCE, memory // BATCH_SHARE // vector_bytes(rows, p)))
+
+
+def vector_bytes(rows: int, p: int) -> int:
+    """Of all that is alive for one gradient of a batch."""
+    return 8 * (PARAMETER_VECTORS * p + ROW_VECTORS * rows)
 
 
 def _gradients(precision: Precision, test: Jacobian, rows: slice) -> Tensor:

@@ -48,6 +48,7 @@ def _features(file: str, summary: str, **more: Any) -> Method:
     return Method(f"sublaplace_cli.core.features.methods.{file}:{file}", summary, "features", nested=False, **more)
 
 
+SKETCH = "sketch"  # the method that a hint may name
 METHODS = {
     "gradient": _selector("gradient", "k largest weighted mean squared gradients (Algorithm 1)"),
     "greedy": _selector("greedy", "largest remaining Schur complement (Algorithm 2)", pooled=True),
@@ -57,7 +58,7 @@ METHODS = {
     "random": _selector("random", "a seeded uniform choice"),
     "magnitude": _selector("magnitude", "k largest |θ|"),
     "variance": _selector("variance", "largest gain in variance over the reference rows", pooled=True),
-    "sketch": _features("sketch", "k random signed sums of all parameters' gradients"),
+    SKETCH: _features("sketch", "k random signed sums of all parameters' gradients"),
     "gradient+sketch": _features(
         "gradient_sketch",
         "the k/2 parameters that gradient chooses, and k/2 random signed sums of all others",

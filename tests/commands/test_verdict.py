@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sublaplace_cli.commands.scoring.verdict import verdict
+from sublaplace_cli.core.features.sketch import Sketch
 from sublaplace_cli.core.features.subset import Subset
 from sublaplace_cli.core.gaussian import Gaussian, diagonal_covariance
 from sublaplace_cli.core.likelihoods.regression import Regression
@@ -23,9 +24,11 @@ def made(method: str, variance: Tensor | float, k: int | None = None, **more) ->
     return Prediction(method, k, outputs, None, features=None if k is None else Subset(torch.arange(k)), **more)
 
 
-def known(std: float = 1.0, full: Tensor | float | None = None, targets: bool = True) -> Comparison:
+def known(
+    std: float = 1.0, full: Tensor | float | None = None, targets: bool = True, ipv: float | None = None
+) -> Comparison:
     std_full = None if full is None else torch.zeros(ROWS, 1, dtype=torch.float64) + full
-    return Comparison(Regression(1.0), 50, std * NORMAL if targets else None, None, FullNumbers(std_full))
+    return Comparison(Regression(1.0), 50, std * NORMAL if targets else None, None, FullNumbers(std_full, ipv=ipv))
 
 
 def said(asked: list[Prediction], others: list[Prediction], against: Comparison) -> list[str]:
@@ -130,3 +133,27 @@ def test_a_network_that_has_learnt_nothing_is_checked_first():
 def test_a_distance_below_one_percent_has_digits():
     text = " ".join(said([made("gradient", 0.9983**2, 1000)], [MAP], known(full=1.0, targets=False)))
     assert "is within 0.17 % of the full posterior's" in text
+
+
+@pytest.mark.parametrize(
+    ("freedom", "std", "expected"),
+    [
+        (136.0, 0.3, 7),  # 70 % off, where sums would be 7 %
+        (136.0, 0.88, None),  # 12 % off: 7 % is not much closer
+        (700.0, 0.1, None),  # 35 % would be too far to be sure of
+    ],
+)
+def test_sums_that_would_be_much_closer_are_hinted_at(freedom: float, std: float, expected: int | None):
+    against = known(full=1.0, ipv=freedom / 50)  # 50 training rows, noise variance 1
+    *_, last = said([made("gradient", std**2, 1000)], [MAP], against)
+    hint = f"Hint: --method sketch with the same k = 1,000 is expected to be within about {expected} %."
+    assert (last == hint) == (expected is not None)
+    assert last.startswith("Hint") == (expected is not None)
+
+
+def test_nothing_is_hinted_at_that_was_asked_for():
+    against = known(full=1.0, ipv=136.0 / 50)
+    sums = Prediction("sketch", 1000, made("sketch", 0.9).outputs, None, features=Sketch(1000))
+    text = said([made("gradient", 0.09, 1000), sums], [MAP], against)
+    assert not any(line.startswith("Hint") for line in text)
+    assert "With 1,000 features of 1,234 parameters the uncertainty σ of sketch is within 6 %" in text[-1]

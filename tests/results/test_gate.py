@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from results.made_results import result, row
 
+from sublaplace_cli.errors import UserError
 from sublaplace_cli.results.baseline import Baseline, Change, load_baseline
 from sublaplace_cli.results.gate import Check, Gate, exit_code, judge
 from sublaplace_cli.results.limits import Limit, parse_fail_if, parse_limits, parse_max_regression
@@ -269,3 +270,39 @@ def test_a_gate_made_by_hand():
         False,
     ]
     assert Gate(()).passed is True
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"), [("w2 > 0.2", True), ("w2 > 0.12", None), ("w2 > 0.08", None), ("w2 > 0.05", False)]
+)
+def test_a_limit_within_the_half_width_is_not_judged(text, holds):
+    own = dataclasses.replace(row(w2=0.1), half_widths={"w2": 0.03})
+    assert outcome(result(own), [parse_fail_if(text)]) == ({True: 0, False: 1, None: 4}[holds], [holds])
+    (check,) = judge(result(own), [parse_fail_if(text)], None, False).gate.checks
+    assert ("± 0.03" in (check.why or "")) == (holds is None)
+
+
+@pytest.mark.parametrize(("value", "holds"), [(0.08, True), (0.11, None), (0.13, None), (0.16, False)])
+def test_a_comparison_within_both_half_widths_is_not_judged(tmp_path, value, holds):
+    before = dataclasses.replace(row(w2=0.1), half_widths={"w2": 0.01})
+    own = dataclasses.replace(row(w2=value), half_widths={"w2": 0.02})
+    limit = parse_max_regression("w2=0.02")
+    expected = {True: 0, False: 1, None: 4}[holds]
+    assert outcome(result(own), [limit], saved(tmp_path, before)) == (expected, [holds])
+
+
+@pytest.mark.parametrize("widths", [[1], {"w2": -1}, {"w2": "a"}, {"w2": None}, {"w2": True}])
+def test_half_widths_of_a_baseline_that_are_no_numbers_are_refused(tmp_path, widths):
+    path = tmp_path / "baseline.json"
+    content = result(row(w2=0.1)).as_dict()
+    content["rows"][0]["half_widths"] = widths
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="half_widths"):
+        load_baseline(path)
+
+
+def test_a_mean_over_runs_has_the_mean_half_width():
+    runs = [result(dataclasses.replace(row(w2=0.1), half_widths={"w2": width})) for width in (0.01, 0.03)]
+    (mean,) = combine([("a", 0), ("b", 0)], runs).mean
+    assert mean.half_widths == {"w2": pytest.approx(0.02)}
+    assert mean.as_dict()["half_widths"] == {"w2": pytest.approx(0.02)}

@@ -1,4 +1,4 @@
-"""Pieces of work, and the multiplications of sums over blocks, per row or pair of rows, as the blocks' own code does them."""
+"""Pieces of work; multiplications of sums over blocks, per row or pair of rows, as the blocks' own code does them."""
 
 import math
 from dataclasses import dataclass

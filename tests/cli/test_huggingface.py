@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import reference
 import torch
 import yaml
 from cli.cli_tools import Tool, contents
+from files.data.test_arrow import write_dataset
 from torch import Tensor, nn
 
 from sublaplace_cli import run_command
@@ -111,6 +113,21 @@ def test_init_writes_a_spec_that_runs(tool: Tool, folder: Path) -> None:
     assert written["data"]["text"] == {"column": "text", "max_length": 16}  # the longest has 10 tokens
     result = run_command("evaluate", spec=folder / "sublaplace.yaml", method="gradient", k=100)
     assert result["rows"][0]["k"] == 100
+
+
+def test_init_with_texts_in_a_saved_data_set(tool: Tool, folder: Path) -> None:
+    """As the datasets package saves them: texts and class numbers."""
+    texts, labels = zip(*made_texts(60), strict=True)
+    write_dataset(folder / "saved", pyarrow.table({"text": texts, "label": labels}))
+    (folder / "sublaplace.yaml").unlink()
+    assert tool("init", "bert", "saved", cwd=folder).code == 0
+    written = yaml.safe_load((folder / "sublaplace.yaml").read_text())["data"]
+    assert (written["format"], written["text"]) == ("arrow", {"column": "text", "max_length": 16})
+    found = run_command("evaluate", spec=folder / "sublaplace.yaml", method="gradient", k=100)
+    (folder / "sublaplace.yaml").unlink()
+    assert tool("init", "bert", "texts.csv", cwd=folder).code == 0
+    expected = run_command("evaluate", spec=folder / "sublaplace.yaml", method="gradient", k=100)
+    assert found["rows"] == expected["rows"]
 
 
 def test_the_numbers_are_those_of_the_dense_reference(folder: Path) -> None:
@@ -298,7 +315,8 @@ def save_adapter(folder: Path, labels: int) -> None:
 
 def test_init_reads_an_adapter_and_its_base(folder: Path) -> None:
     save_adapter(folder, labels=3)
-    start(Wishes(folder / "adapter", folder / "texts.csv", folder / "written.yaml"))
+    done = start(Wishes(folder / "adapter", folder / "texts.csv", folder / "written.yaml"))
+    assert "--k" not in done.next_command  # the files do not tell how many parameters are trainable
     written = yaml.safe_load((folder / "written.yaml").read_text())
     assert written["task"] == "multiclass"  # targets 0 and 1, but three outputs
     assert written["model"] == {"build": {"huggingface": "adapter"}}

@@ -1,6 +1,7 @@
 """`init`: a spec for a checkpoint and its data. Guesses what it can, says how sure it is, never overwrites."""
 
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from ..files.networks.huggingface.folder import ADAPTER_CONFIG, CONFIG
 from .starting.checkpoint import CHECKPOINT_SUFFIXES, guess_network
 from .starting.data import DATA_SUFFIXES, DataGuess, guess_data, sibling_of
 from .starting.fitting import GOOD, Fit, Setting, best_fit
-from .starting.inference import Inference, NetworkGuess
+from .starting.inference import CLASSES, Inference, NetworkGuess
 from .starting.spec_text import spec_text
 
 STUB_FILE = "my_network.py"
@@ -57,13 +58,15 @@ def start(wishes: Wishes) -> Started:
         shown = _shown(data_path, folder)
         data = guess_data(_existing(data_path), shown, network or nothing, wishes.task, memory)
     fit = _fit(network, data, wishes)
+    setting = _setting(fit, data, wishes)
+    if data is not None and setting.classes:
+        data = data.with_classes(setting.classes)
     findings = [
         *(network.findings if network else ()),
         *(data.findings if data else ()),
         *_open_questions(network, fit, wishes),
+        *(_as_written(fit.findings, setting) if fit else ()),
     ]
-    setting = _setting(fit, data, wishes)
-    findings += [_as_written(finding, setting) for finding in fit.findings] if fit else []
     by_topic = {finding.topic: finding for finding in findings}
     written = [wishes.spec]
     if network is not None and network.stub is not None:
@@ -79,7 +82,7 @@ def _fit(network: NetworkGuess | None, data: DataGuess | None, wishes: Wishes) -
         return None
     if network.module is None and network.build.get("arch") != "mlp":
         return None
-    return best_fit(network, data.X, data.y, data.task, wishes.activation)
+    return best_fit(network, data.X, data.y, data.task, wishes.activation, data.open_classes)
 
 
 def _setting(fit: Fit | None, data: DataGuess | None, wishes: Wishes) -> Setting:
@@ -91,11 +94,13 @@ def _setting(fit: Fit | None, data: DataGuess | None, wishes: Wishes) -> Setting
     )
 
 
-def _as_written(finding: Inference, setting: Setting) -> Inference:
+def _as_written(findings: Sequence[Inference], setting: Setting) -> Iterator[Inference]:
     """Never another value than the spec has: where nothing fits, the best of all settings is not written."""
     written = {"activation": setting.activation, "standardise input": setting.input}
-    written["standardise target"] = setting.target
-    return replace(finding, value=written[finding.topic] or finding.value)
+    written |= {"standardise target": setting.target, CLASSES: ", ".join(setting.classes)}
+    for finding in findings:
+        if finding.topic != CLASSES or setting.classes:
+            yield replace(finding, value=written[finding.topic] or finding.value)
 
 
 def _open_questions(network: NetworkGuess | None, fit: Fit | None, wishes: Wishes) -> list[Inference]:
@@ -163,11 +168,11 @@ def _write_new(path: Path, text: str) -> None:
     sync_folder(path.absolute().parent)
 
 
-def _size(network: NetworkGuess | None) -> int:
-    """The usual k, or half of the parameters where they are few."""
-    if network is None or network.n_params is None or network.n_params > USUAL_K:
-        return USUAL_K
-    return max(1, network.n_params // 2)
+def _size(network: NetworkGuess | None) -> str:
+    """The usual k, or half of the parameters where they are few; the default, which always fits, where nobody knows."""
+    if network is None or network.n_params is None:
+        return ""
+    return f" --k {max(1, network.n_params // 2) if network.n_params <= USUAL_K else USUAL_K}"
 
 
 def _next_command(
@@ -178,7 +183,7 @@ def _next_command(
     checkpoint: Path | None,
     data_path: Path | None,
 ) -> str:
-    words = [f"sublaplace evaluate --method gradient --k {_size(network)}"]
+    words = [f"sublaplace evaluate --method gradient{_size(network)}"]
     if network is None or data is None:
         words[0] = "complete the TODO lines, then: sublaplace evaluate --dry-run"
     if wishes.spec.name != "sublaplace.yaml" or folder != Path.cwd():

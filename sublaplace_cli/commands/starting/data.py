@@ -1,9 +1,9 @@
 """A data file → the `data` section of the spec, and rows to try the network on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from ...files.data.sources import number_in
 from . import table as tables
 from .arrays import TOKEN_ARRAYS, ChosenArrays, choose_arrays
 from .huggingface import guess_length, labels_in
-from .inference import Inference, NetworkGuess
+from .inference import CLASSES, Inference, NetworkGuess
 from .task import MOST_CLASSES, class_numbers, guess_task, rows_in_order
 
 DATA_SUFFIXES = {".csv": "csv", ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".npz": "npz"}
@@ -44,6 +44,17 @@ class DataGuess:
         std = std[std > 0]
         far = np.abs(self.X.mean(0)).max(initial=0.0) > SPREAD * std.max(initial=0.0)
         return bool(len(std) and (std.max() > SPREAD * std.min() or far))
+
+    @property
+    def open_classes(self) -> tuple[str, ...]:
+        """The labels of the class numbers, if their order is a guess."""
+        is_open = any(finding.topic == CLASSES and finding.certainty == "check" for finding in self.findings)
+        return tuple(self.section[CLASSES]) if is_open else ()
+
+    def with_classes(self, classes: Sequence[str]) -> Self:
+        """The same with the labels in this order, which something else explains."""
+        others = tuple(finding for finding in self.findings if finding.topic != CLASSES)
+        return replace(self, section={**self.section, CLASSES: list(classes)}, findings=others)
 
 
 def guess_data(path: Path, shown: str, network: NetworkGuess, task: str | None, memory: int) -> DataGuess:
@@ -118,14 +129,14 @@ def _fix_order(section: dict[str, Any], task: str, cells: Sequence[str], network
     expected = len(labels) if n_outputs is None else 2 if catalog.TASKS[task].one_logit else n_outputs
     if not is_text or not 2 <= len(labels) <= MOST_CLASSES or len(labels) != expected:
         return []
-    section["classes"] = labels
+    section[CLASSES] = labels
     by_name = {label.casefold(): label for label in labels}
     ordered = [label.strip().casefold() for label in labels_in(network.folder)]
     if sorted(ordered) == sorted(by_name) and len(by_name) == len(labels):
-        section["classes"] = [by_name[name] for name in ordered]
-        return [Inference("classes", ", ".join(section["classes"]), "sure", "id2label of config.json")]
+        section[CLASSES] = [by_name[name] for name in ordered]
+        return [Inference(CLASSES, ", ".join(section[CLASSES]), "sure", "id2label of config.json")]
     reason = "they are sorted; what counts is the order of the network's outputs"
-    return [Inference("classes", ", ".join(labels), "check", reason)]
+    return [Inference(CLASSES, ", ".join(labels), "check", reason)]
 
 
 def _of_arrays(chosen: ChosenArrays, section: dict[str, Any], network: NetworkGuess, task: str | None) -> DataGuess:

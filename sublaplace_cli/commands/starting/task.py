@@ -19,7 +19,7 @@ def guess_task(cells: Sequence[str], n_outputs: int | None, asked: str | None) -
     numbers = _numbers(distinct)
     if numbers is None:
         if len(distinct) == 2 and n_outputs in (None, 1):
-            return Inference("task", "binary", "sure", f"two labels: {distinct[0]!a} is 0, {distinct[1]!a} is 1")
+            return Inference("task", "binary", "sure", f"two labels: {distinct[0]!a} and {distinct[1]!a}")
         return Inference("task", "multiclass", "sure", f"{len(distinct)} labels")
     whole = bool((numbers == np.round(numbers)).all())
     if whole and set(numbers) <= {0.0, 1.0}:

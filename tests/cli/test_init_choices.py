@@ -50,6 +50,29 @@ def test_identifiers_are_left_out(tool: Tool, tmp_path: Path, trained: Trained, 
     assert spec_in(tmp_path).data.columns.exclude == [name]
 
 
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_an_index_without_a_name_is_left_out_by_its_position(
+    tool: Tool, tmp_path: Path, trained: Trained, shuffled: bool
+) -> None:
+    """As pandas writes it."""
+    saved(tmp_path, trained.net)
+    index = np.random.default_rng(1).permutation(N_ROWS) if shuffled else np.arange(N_ROWS)
+    write_csv(tmp_path / "rows.csv", {"": index, **table_of(trained)})
+    started(tool, tmp_path)
+    assert spec_in(tmp_path).data.columns.exclude == [0]
+    assert tool("evaluate", "--k", "20", cwd=tmp_path).code == 0
+
+
+def test_columns_of_one_name_go_by_their_positions(tool: Tool, tmp_path: Path, trained: Trained) -> None:
+    saved(tmp_path, trained.net)
+    write_csv(tmp_path / "rows.csv", {"note": ["same"] * N_ROWS, "more": ["same"] * N_ROWS, **table_of(trained)})
+    text = (tmp_path / "rows.csv").read_text()
+    (tmp_path / "rows.csv").write_text(text.replace("more", "note", 1))
+    started(tool, tmp_path)
+    assert spec_in(tmp_path).data.columns.exclude == [0, 1]
+    assert tool("evaluate", "--k", "20", cwd=tmp_path).code == 0
+
+
 def test_an_identifier_that_the_network_takes_stays(tool: Tool, tmp_path: Path, trained: Trained) -> None:
     saved(tmp_path, nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1)))
     write_csv(tmp_path / "rows.csv", {"id": np.arange(N_ROWS) * 7, **table_of(trained)})

@@ -1,6 +1,7 @@
 """A csv, parquet or Arrow table → its columns: which is the target, which are inputs, which to leave out."""
 
 import csv
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +23,7 @@ SURVEYED_ROWS = 5000
 MOST_CELLS = 5_000_000
 MOST_COLUMNS = 100_000
 TARGET_COLUMNS = ("target", "targets", "label", "labels", "y", "class", "outcome", "response", "diagnosis", "species")
-INDEX_NAMES = ("", "id", "index", "idx", "row", "row_id", "unnamed: 0", "#")
+INDEX_NAMES = ("id", "index", "idx", "row", "row_id", "unnamed: 0", "#")
 ID_ENDINGS = ("_id", " id", "-id")
 COUNT_BYTES = 2**20
 LONG_REASONS = {
@@ -37,8 +38,13 @@ LONG_REASONS = {
 class TableColumn:
     """The first cells of a column, as text."""
 
-    name: str | int  # its position if the table has no header
+    name: str | int  # its position if it has no name of its own
     cells: tuple[str, ...]
+    is_unnamed: bool = False  # though others have names: pandas writes an index so
+
+    @property
+    def is_called_index(self) -> bool:
+        return self.is_unnamed or str(self.name).strip().lower() in INDEX_NAMES
 
     @cached_property
     def numbers(self) -> np.ndarray | None:
@@ -60,13 +66,13 @@ class TableColumn:
         """Consecutive whole numbers, in the first column or with a telling name."""
         if self.numbers is None or len(self.numbers) < 3 or not (np.diff(self.numbers) == 1).all():
             return False
-        return position == 0 or str(self.name).strip().lower() in INDEX_NAMES
+        return position == 0 or self.is_called_index
 
     @property
     def is_identifier(self) -> bool:
         """Whole numbers that are all different, under a telling name."""
-        name = str(self.name).strip().lower()
-        if self.numbers is None or not (name in INDEX_NAMES or name.endswith(ID_ENDINGS)):
+        is_called = self.is_called_index or str(self.name).strip().lower().endswith(ID_ENDINGS)
+        if self.numbers is None or not is_called:
             return False
         return len(self.distinct) == len(self.cells) and bool((self.numbers == np.round(self.numbers)).all())
 
@@ -96,8 +102,9 @@ def read_csv_table(path: Path) -> Table:
     rows = lines if has_header else [first, *lines]
     if not rows:
         raise UserError(f"{path} has a header line but no rows", hint="add data lines")
+    own = {name for name, count in Counter(names).items() if has_header and name and count == 1}
     columns = (
-        TableColumn(name if has_header else position, tuple(cell.strip() for cell in column))
+        TableColumn(name if name in own else position, tuple(map(str.strip, column)), has_header and not name)
         for position, (name, column) in enumerate(zip(names, zip(*rows, strict=True), strict=True))
     )
     n_rows = len(rows) if is_whole else _count_lines(path) - has_header

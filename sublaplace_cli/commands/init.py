@@ -154,6 +154,8 @@ def _shown(path: Path, folder: Path) -> str:
 
 
 def _refuse_existing(path: Path) -> None:
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"{path}: there is no folder {path.absolute().parent}", hint="make it first")
     if path.exists() or path.is_symlink():
         hint = "remove it first, or write another one with --spec FILE"
         raise UserError(f"{path} exists already and is left alone", hint=hint)

@@ -104,6 +104,29 @@ def test_test_rows_beside_training_rows_are_one_choice(tool: Tool, tmp_path: Pat
     assert (data.path, data.splits.test.path) == ("train.csv", "test.csv")
 
 
+@pytest.mark.parametrize("sign", [";", "\t"])
+def test_a_table_without_commas_is_refused(tool: Tool, tmp_path: Path, trained: Trained, sign: str) -> None:
+    """One column of that name would be no target, and no row an input."""
+    saved(tmp_path, trained.net)
+    write_csv(tmp_path / "rows.csv", table_of(trained))
+    (tmp_path / "rows.csv").write_text((tmp_path / "rows.csv").read_text().replace(",", sign))
+    done = started(tool, tmp_path, code=2)
+    assert f"its cells are separated by {sign!r}, expected commas" in done.err
+    assert not (tmp_path / "sublaplace.yaml").exists()
+
+
+def test_a_target_that_never_changes_is_refused(tool: Tool, tmp_path: Path, trained: Trained) -> None:
+    saved(tmp_path, trained.net)
+    write_csv(tmp_path / "rows.csv", {**table_of(trained), "target": [1] * N_ROWS})
+    assert f"all of the first {N_ROWS} values of 'target' are the same" in started(tool, tmp_path, code=2).err
+
+
+def test_a_folder_that_is_not_there_is_named(tool: Tool, tmp_path: Path) -> None:
+    done = started(tool, tmp_path, "--spec", "gone/sublaplace.yaml", code=2)
+    assert "there is no folder" in done.err
+    assert "unexpected" not in done.err
+
+
 def test_a_small_network_gets_a_k_that_it_has(tool: Tool, tmp_path: Path, trained: Trained) -> None:
     saved(tmp_path, Net())
     write_csv(tmp_path / "rows.csv", table_of(trained))

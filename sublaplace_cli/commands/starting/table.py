@@ -26,6 +26,7 @@ TARGET_COLUMNS = ("target", "targets", "label", "labels", "y", "class", "outcome
 INDEX_NAMES = ("id", "index", "idx", "row", "row_id", "unnamed: 0", "#")
 ID_ENDINGS = ("_id", " id", "-id")
 COUNT_BYTES = 2**20
+OTHER_SEPARATORS = (";", "\t", "|")
 LONG_REASONS = {
     "text": "it is text",
     "constant": "all rows have the same value",
@@ -92,6 +93,9 @@ def read_csv_table(path: Path) -> Table:
         first = next(cells, [])
         if not 0 < len(first) <= MOST_COLUMNS:
             raise ValueError(f"its first line has {len(first)} cells")
+        if len(first) == 1 and (other := next((sign for sign in OTHER_SEPARATORS if sign in first[0]), None)):
+            hint = f"write it again with commas: pandas.read_csv(path, sep={other!r}).to_csv(path, index=False)"
+            raise UserError(f"{path}: its cells are separated by {other!r}, expected commas", hint=hint)
         lines = list(islice(cells, min(SURVEYED_ROWS, MOST_CELLS // len(first))))
         is_whole = next(cells, None) is None
     if any(len(line) != len(first) for line in lines):
@@ -182,7 +186,7 @@ def choose_columns(table: Table, takes: str, n_inputs: int | None) -> ChosenColu
     reasons = dict(_reasons_against(table))
     usable = [column for column in table.columns if column.name not in reasons]
     text = _text_column(table) if takes == "text" else None
-    _refuse_incomplete_target(table)
+    _refuse_useless_target(table)
     target, why = _target([c for c in table.columns if c is not text and reasons.get(c.name) in (None, "text")])
     findings = []
     if target is not None:
@@ -218,11 +222,17 @@ def _reasons_against(table: Table) -> Iterator[tuple[str | int, str]]:
             yield column.name, "identifier"
 
 
-def _refuse_incomplete_target(table: Table) -> None:
+def _refuse_useless_target(table: Table) -> None:
+    """Another column in its place would be a guess against the names."""
     for column in table.columns:
-        if str(column.name).strip().lower() in TARGET_COLUMNS and column.n_missing:
+        if str(column.name).strip().lower() not in TARGET_COLUMNS:
+            continue
+        if column.n_missing:
             found = f"{column.n_missing} of the first {len(column.cells)} values of '{column.name}' are missing"
             raise UserError(f"{table.path}: {found}", hint="fill them, or remove these rows")
+        if len(column.distinct) == 1 and len(column.cells) > 1:
+            found = f"all of the first {len(column.cells)} values of '{column.name}' are the same"
+            raise UserError(f"{table.path}: {found}", hint="use rows of all classes, in mixed order")
 
 
 def _target(candidates: Sequence[TableColumn]) -> tuple[TableColumn | None, str]:

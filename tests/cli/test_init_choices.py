@@ -150,6 +150,26 @@ def test_relu_is_more_usual_than_leaky_relu(tool: Tool, tmp_path: Path, trained:
     assert "next best: leaky_relu, 100%" in line
 
 
+def test_activations_that_explain_as_much_are_a_guess(tool: Tool, tmp_path: Path, trained: Trained) -> None:
+    """Classes so far apart that tanh and elu tell them apart equally well."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    X = torch.tensor(trained.standardised, dtype=torch.float32)
+    y = (X[:, 0] > 0).float()
+    X[:, 0] += 4 * y - 2
+    optimiser = torch.optim.Adam(net.parameters(), 0.02)
+    for _ in range(300):
+        optimiser.zero_grad()
+        nn.functional.binary_cross_entropy_with_logits(net(X)[:, 0], y).backward()
+        optimiser.step()
+    saved(tmp_path, net)
+    np.savez(tmp_path / "rows.npz", x=X.numpy(), y=y.numpy())
+    done = started(tool, tmp_path)
+    (line,) = (line for line in done.out.splitlines() if line.strip().startswith("activation"))
+    assert "check" in line, line
+    assert "TODO check" in (tmp_path / "sublaplace.yaml").read_text().partition("act: ")[2].splitlines()[0]
+
+
 def test_a_hugging_face_folder_is_found(tool: Tool, tmp_path: Path) -> None:
     folder = tmp_path / "my-bert"
     save_bert(folder)

@@ -113,6 +113,21 @@ def test_the_order_of_the_labels_is_that_of_the_outputs(tool: Tool, tmp_path: Pa
     assert "the network's outputs are in another order than the labels (data.classes)" in wrong.err
 
 
+@pytest.mark.parametrize("labels", [("1", "2", "3"), ("-1", "1"), ("2.0", "10.0")], ids=",".join)
+def test_numbers_that_are_no_class_numbers(tool: Tool, tmp_path: Path, labels: tuple[str, ...]) -> None:
+    """By size, not as texts: 10 comes after 2."""
+    folder = tmp_path / "p"
+    folder.mkdir()
+    write(folder, "rows.csv", trained(folder, labels))
+    done = tool("init", "model.pt", "rows.csv", cwd=folder)
+    assert done.code == 0, done.err
+    spec = load_spec(folder / "sublaplace.yaml").spec
+    assert spec.task == ("multiclass" if len(labels) == 3 else "binary")
+    assert spec.data.classes == list(labels)
+    run = tool("evaluate", "--k", "20", "--json", cwd=folder)
+    assert run.json()["rows"][0]["accuracy"] > 0.8
+
+
 def test_classes_that_no_order_explains_stay_a_guess(tool: Tool, tmp_path: Path) -> None:
     folder = tmp_path / "p"
     folder.mkdir()

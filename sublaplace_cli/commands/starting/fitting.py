@@ -128,7 +128,10 @@ def _findings(best: Setting, found: dict[Setting, float]) -> Iterator[Inference]
         others = {share: getattr(setting, name) for setting, share in found.items() if getattr(setting, name) != value}
         if value is None or (not others and name == "target"):
             continue
-        yield Inference(topic, value, _certainty(found[best], others), _reason(found[best], others))
+        certainty = _certainty(found[best], others)
+        if name == "activation" and certainty == "likely" and {value, others[max(others)]} != {"relu", "leaky_relu"}:
+            certainty = "check"  # another function that explains as much gives other gradients
+        yield Inference(topic, value, certainty, _reason(found[best], others))
     if best.classes:
         others = {share: ", ".join(own.classes) for own, share in found.items() if own.classes != best.classes}
         certainty = _certainty(found[best], others)  # two classes that are rarely right could be swapped: never sure

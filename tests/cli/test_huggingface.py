@@ -115,6 +115,23 @@ def test_init_writes_a_spec_that_runs(tool: Tool, folder: Path) -> None:
     assert result["rows"][0]["k"] == 100
 
 
+def test_nobody_is_told_to_standardise_texts(tool: Tool, folder: Path) -> None:
+    """Of a network with random weights, which is no better than a guess."""
+    np.savez(folder / "ids.npz", ids=np.ones((20, 5), dtype=np.int64), y=np.arange(20) % 2)
+    spec = yaml.safe_load((folder / "sublaplace.yaml").read_text())
+    splits = {"train": {"rows": "0:15"}, "test": {"rows": "15:"}}
+    arrays = {"format": "npz", "path": "ids.npz", "arrays": {"input": {"input_ids": "ids"}, "target": "y"}}
+    texts = {**spec["data"], "splits": {"train": {"rows": "0:15"}, "test": {"rows": "40:"}}}
+    with open(folder / "texts.csv", newline="") as file:
+        lines = file.read().splitlines()
+    (folder / "texts.csv").write_text("\n".join([lines[0], *(f"the film,{i % 2}" for i in range(60))]) + "\n")
+    for data in (texts, {**arrays, "splits": splits}):
+        (folder / "sublaplace.yaml").write_text(yaml.safe_dump({**spec, "data": data}))
+        run = tool("evaluate", "--k", 20, cwd=folder)
+        assert "its inputs were prepared in another way" in run.err, run.err
+        assert "standardise" not in run.err
+
+
 def test_init_with_texts_in_a_saved_data_set(tool: Tool, folder: Path) -> None:
     """As the datasets package saves them: texts and class numbers."""
     texts, labels = zip(*made_texts(60), strict=True)

@@ -66,12 +66,26 @@ def of_numbers(f: Tensor, targets: Tensor) -> Sanity:
 
 
 def _causes(data: DataSpec, has_classes: bool, has_labels: bool) -> list[str]:
-    sides = ("input",) if has_classes else ("input", "target")
+    # Texts and several arrays cannot be standardised.
+    sides = [
+        *([] if data.text is not None or _several_inputs(data) else ["input"]),
+        *([] if has_classes else ["target"]),
+    ]
     plain = [side for side in sides if getattr(data.standardise, side) == "none"]
-    forgotten = f"it was trained on standardised rows, but data.standardise has no {' and no '.join(plain)}"
+    if not sides:
+        scales = "its inputs were prepared in another way"
+    elif plain:
+        scales = f"it was trained on standardised rows, but data.standardise has no {' and no '.join(plain)}"
+    else:
+        scales = "it was trained on rows that were not standardised, or with other numbers"
     return [
-        forgotten if plain else "it was trained on rows that were not standardised, or with other numbers",
+        scales,
         *(["the network's outputs are in another order than the labels (data.classes)"] if has_labels else []),
         "the target is another column or array (data.columns.target, data.arrays.target)",
         "task is another one, or the weights are of another training",
     ]
+
+
+def _several_inputs(data: DataSpec) -> bool:
+    named = data.columns.input if data.columns is not None else data.arrays.input if data.arrays is not None else None
+    return isinstance(named, dict) or (data.arrays is not None and isinstance(named, list))

@@ -1,6 +1,7 @@
 """`init`: a spec for a checkpoint and its data. Guesses what it can, says how sure it is, never overwrites."""
 
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 from .. import device as devices
 from ..architectures.mlp import ACTIVATIONS
 from ..errors import UserError, suggestion
-from ..files.artifacts.atomic import explain_write_errors, sync_folder
+from ..files.artifacts.atomic import sync_folder
 from ..files.networks.huggingface.folder import ADAPTER_CONFIG, CONFIG
 from .starting.checkpoint import CHECKPOINT_SUFFIXES, guess_network
 from .starting.data import DATA_SUFFIXES, DataGuess, guess_data, sibling_of
@@ -114,9 +115,16 @@ def _open_questions(network: NetworkGuess | None, fit: Fit | None, wishes: Wishe
 
 
 def _existing(path: Path) -> Path:
-    if not path.exists():
+    if not (_is_there(path) and path.exists()):  # a link may lead nowhere
         raise UserError(f"{path} does not exist", hint="sublaplace init CHECKPOINT DATA")
     return path
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists() or path.is_symlink()
+    except OSError as error:  # a name that is too long
+        raise UserError(f"{path}: {error.strerror}") from error
 
 
 def _networks_in(folder: Path) -> list[Path]:
@@ -156,18 +164,26 @@ def _shown(path: Path, folder: Path) -> str:
 def _refuse_existing(path: Path) -> None:
     if not path.absolute().parent.is_dir():
         raise UserError(f"{path}: there is no folder {path.absolute().parent}", hint="make it first")
-    if path.exists() or path.is_symlink():
+    if _is_there(path):
         hint = "remove it first, or write another one with --spec FILE"
         raise UserError(f"{path} exists already and is left alone", hint=hint)
 
 
 def _write_new(path: Path, text: str) -> None:
-    """Never over an existing file, not even over one that appears at this moment."""
-    with explain_write_errors(path), open(path, "x", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    sync_folder(path.absolute().parent)
+    """Never over an existing file, not even over one that appears at this moment; whole or not at all."""
+    is_ours = False
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            is_ours = True
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(path.absolute().parent)
+    except OSError as error:
+        if is_ours:
+            path.unlink(missing_ok=True)
+        hint = "write it where there is room and permission: --spec FILE; paths in it are relative to its folder"
+        raise UserError(f"could not write {path}: {error.strerror or error}", hint=hint) from error
 
 
 def _size(network: NetworkGuess | None) -> str:
@@ -189,7 +205,7 @@ def _next_command(
     if network is None or data is None:
         words[0] = "complete the TODO lines, then: sublaplace evaluate --dry-run"
     if wishes.spec.name != "sublaplace.yaml" or folder != Path.cwd():
-        words.append(f"--spec {wishes.spec}")
+        words.append(f"--spec {shlex.quote(str(wishes.spec))}")
     if network is not None and network.stub is not None:
         words.append(f"--allow-code {Path(STUB_FILE).stem}")
     if any(path is not None and _shown(path, folder).startswith("..") for path in (checkpoint, data_path)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,9 @@ from cli.cli_tools import Tool
 from cli.test_init import N_ROWS, Net, Trained, spec_in, started, table_of, write_csv
 from huggingface_folders import change_json, made_texts, save_bert, save_tokenizer, write_table
 from torch import nn
+
+from sublaplace_cli.commands.init import Wishes, start
+from sublaplace_cli.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +130,41 @@ def test_a_folder_that_is_not_there_is_named(tool: Tool, tmp_path: Path) -> None
     done = started(tool, tmp_path, "--spec", "gone/sublaplace.yaml", code=2)
     assert "there is no folder" in done.err
     assert "unexpected" not in done.err
+
+
+@pytest.mark.parametrize("words", [("--spec", "a" * 300), ("a" * 300,)], ids=["spec", "checkpoint"])
+def test_a_name_that_is_too_long_is_a_mistake_of_the_user(tool: Tool, tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = started(tool, tmp_path, *words, code=2)
+    assert "File name too long" in done.err
+    assert "unexpected" not in done.err
+
+
+def test_a_spec_that_cannot_be_written_leaves_nothing(
+    tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path, trained.net)
+    write_csv(tmp_path / "rows.csv", table_of(trained))
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(UserError, match=r"could not write .*No space left") as refusal:
+        start(Wishes(tmp_path / "model.pt", tmp_path / "rows.csv", tmp_path / "sublaplace.yaml"))
+    assert "--spec" in str(refusal.value.hint)
+    assert "--run-dir" not in str(refusal.value.hint)  # init has no such option
+    assert not (tmp_path / "sublaplace.yaml").exists()
+
+
+def test_the_next_command_can_be_pasted(tool: Tool, tmp_path: Path, trained: Trained) -> None:
+    folder = tmp_path / "my project"
+    folder.mkdir()
+    saved(folder, trained.net)
+    write_csv(folder / "rows.csv", table_of(trained))
+    spec = folder / "first try.yaml"
+    done = started(tool, tmp_path, folder / "model.pt", folder / "rows.csv", "--spec", spec)
+    line = done.out.splitlines()[-1].removeprefix("next: sublaplace ")
+    assert tool(*shlex.split(line), cwd=tmp_path).code == 0
 
 
 def test_a_small_network_gets_a_k_that_it_has(tool: Tool, tmp_path: Path, trained: Trained) -> None:

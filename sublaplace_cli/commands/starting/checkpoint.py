@@ -19,7 +19,7 @@ from .inference import Inference, NetworkGuess
 
 CHECKPOINT_SUFFIXES = (".safetensors", ".pt2", *PICKLE_SUFFIXES)
 MOST_ORDERS = 1000  # of layers that are tried
-SHAPES_SHOWN, NAMES_SHOWN = 40, 3
+SHAPES_SHOWN, TRAINING_SHOWN = 40, 3
 TRAINING = re.compile(r"(?:\w*_)?(?:loss(?:es)?|criterion|metrics?|accuracy)(?:_\w*)?\.", re.IGNORECASE)
 
 
@@ -45,7 +45,7 @@ def guess_network(path: Path, shown: str, memory: int) -> NetworkGuess:
     for recognise in (_cifar_resnet, _mlp):
         guess = recognise(path, state, weights)
         if guess is not None:
-            left_out = ", ".join(training[:NAMES_SHOWN]) + (" …" if len(training) > NAMES_SHOWN else "")
+            left_out = ", ".join(training[:TRAINING_SHOWN]) + (" …" if len(training) > TRAINING_SHOWN else "")
             found = [Inference("left out", left_out, "likely", "tensors of the training")] if training else []
             return replace(guess, findings=(*guess.findings, *found))
     return _unknown(path, state, weights)

@@ -1,18 +1,20 @@
 """`init`: a spec for a checkpoint and its data. Guesses what it can, says how sure it is, never overwrites."""
 
 import os
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import device as devices
 from ..architectures.mlp import ACTIVATIONS
 from ..errors import UserError, suggestion
-from ..files.artifacts.atomic import explain_write_errors, sync_folder
+from ..files.artifacts.atomic import sync_folder
 from ..files.networks.huggingface.folder import ADAPTER_CONFIG, CONFIG
 from .starting.checkpoint import CHECKPOINT_SUFFIXES, guess_network
 from .starting.data import DATA_SUFFIXES, DataGuess, guess_data, sibling_of
 from .starting.fitting import GOOD, Fit, Setting, best_fit
-from .starting.inference import Inference, NetworkGuess
+from .starting.inference import CLASSES, Inference, NetworkGuess
 from .starting.spec_text import spec_text
 
 STUB_FILE = "my_network.py"
@@ -57,13 +59,15 @@ def start(wishes: Wishes) -> Started:
         shown = _shown(data_path, folder)
         data = guess_data(_existing(data_path), shown, network or nothing, wishes.task, memory)
     fit = _fit(network, data, wishes)
+    setting = _setting(fit, data, wishes)
+    if data is not None and setting.classes:
+        data = data.with_classes(setting.classes)
     findings = [
         *(network.findings if network else ()),
         *(data.findings if data else ()),
         *_open_questions(network, fit, wishes),
+        *(_as_written(fit.findings, setting) if fit else ()),
     ]
-    setting = _setting(fit, data, wishes)
-    findings += [_as_written(finding, setting) for finding in fit.findings] if fit else []
     by_topic = {finding.topic: finding for finding in findings}
     written = [wishes.spec]
     if network is not None and network.stub is not None:
@@ -79,7 +83,7 @@ def _fit(network: NetworkGuess | None, data: DataGuess | None, wishes: Wishes) -
         return None
     if network.module is None and network.build.get("arch") != "mlp":
         return None
-    return best_fit(network, data.X, data.y, data.task, wishes.activation)
+    return best_fit(network, data.X, data.y, data.task, wishes.activation, data.open_classes)
 
 
 def _setting(fit: Fit | None, data: DataGuess | None, wishes: Wishes) -> Setting:
@@ -91,11 +95,13 @@ def _setting(fit: Fit | None, data: DataGuess | None, wishes: Wishes) -> Setting
     )
 
 
-def _as_written(finding: Inference, setting: Setting) -> Inference:
+def _as_written(findings: Sequence[Inference], setting: Setting) -> Iterator[Inference]:
     """Never another value than the spec has: where nothing fits, the best of all settings is not written."""
     written = {"activation": setting.activation, "standardise input": setting.input}
-    written["standardise target"] = setting.target
-    return replace(finding, value=written[finding.topic] or finding.value)
+    written |= {"standardise target": setting.target, CLASSES: ", ".join(setting.classes)}
+    for finding in findings:
+        if finding.topic != CLASSES or setting.classes:
+            yield replace(finding, value=written[finding.topic] or finding.value)
 
 
 def _open_questions(network: NetworkGuess | None, fit: Fit | None, wishes: Wishes) -> list[Inference]:
@@ -109,9 +115,16 @@ def _open_questions(network: NetworkGuess | None, fit: Fit | None, wishes: Wishe
 
 
 def _existing(path: Path) -> Path:
-    if not path.exists():
+    if not (_is_there(path) and path.exists()):  # a link may lead nowhere
         raise UserError(f"{path} does not exist", hint="sublaplace init CHECKPOINT DATA")
     return path
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists() or path.is_symlink()
+    except OSError as error:  # a name that is too long
+        raise UserError(f"{path}: {error.strerror}") from error
 
 
 def _networks_in(folder: Path) -> list[Path]:
@@ -149,25 +162,35 @@ def _shown(path: Path, folder: Path) -> str:
 
 
 def _refuse_existing(path: Path) -> None:
-    if path.exists() or path.is_symlink():
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"{path}: there is no folder {path.absolute().parent}", hint="make it first")
+    if _is_there(path):
         hint = "remove it first, or write another one with --spec FILE"
         raise UserError(f"{path} exists already and is left alone", hint=hint)
 
 
 def _write_new(path: Path, text: str) -> None:
-    """Never over an existing file, not even over one that appears at this moment."""
-    with explain_write_errors(path), open(path, "x", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    sync_folder(path.absolute().parent)
+    """Never over an existing file, not even over one that appears at this moment; whole or not at all."""
+    is_ours = False
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            is_ours = True
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(path.absolute().parent)
+    except OSError as error:
+        if is_ours:
+            path.unlink(missing_ok=True)
+        hint = "write it where there is room and permission: --spec FILE; paths in it are relative to its folder"
+        raise UserError(f"could not write {path}: {error.strerror or error}", hint=hint) from error
 
 
-def _size(network: NetworkGuess | None) -> int:
-    """The usual k, or half of the parameters where they are few."""
-    if network is None or network.n_params is None or network.n_params > USUAL_K:
-        return USUAL_K
-    return max(1, network.n_params // 2)
+def _size(network: NetworkGuess | None) -> str:
+    """The usual k, or half of the parameters where they are few; the default, which always fits, where nobody knows."""
+    if network is None or network.n_params is None:
+        return ""
+    return f" --k {max(1, network.n_params // 2) if network.n_params <= USUAL_K else USUAL_K}"
 
 
 def _next_command(
@@ -178,11 +201,11 @@ def _next_command(
     checkpoint: Path | None,
     data_path: Path | None,
 ) -> str:
-    words = [f"sublaplace evaluate --method gradient --k {_size(network)}"]
+    words = [f"sublaplace evaluate --method gradient{_size(network)}"]
     if network is None or data is None:
         words[0] = "complete the TODO lines, then: sublaplace evaluate --dry-run"
     if wishes.spec.name != "sublaplace.yaml" or folder != Path.cwd():
-        words.append(f"--spec {wishes.spec}")
+        words.append(f"--spec {shlex.quote(str(wishes.spec))}")
     if network is not None and network.stub is not None:
         words.append(f"--allow-code {Path(STUB_FILE).stem}")
     if any(path is not None and _shown(path, folder).startswith("..") for path in (checkpoint, data_path)):

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import reference
 import torch
 import yaml
 from cli.cli_tools import Tool, contents
+from files.data.test_arrow import write_dataset
 from torch import Tensor, nn
 
 from sublaplace_cli import run_command
@@ -111,6 +113,38 @@ def test_init_writes_a_spec_that_runs(tool: Tool, folder: Path) -> None:
     assert written["data"]["text"] == {"column": "text", "max_length": 16}  # the longest has 10 tokens
     result = run_command("evaluate", spec=folder / "sublaplace.yaml", method="gradient", k=100)
     assert result["rows"][0]["k"] == 100
+
+
+def test_nobody_is_told_to_standardise_texts(tool: Tool, folder: Path) -> None:
+    """Of a network with random weights, which is no better than a guess."""
+    np.savez(folder / "ids.npz", ids=np.ones((20, 5), dtype=np.int64), y=np.arange(20) % 2)
+    spec = yaml.safe_load((folder / "sublaplace.yaml").read_text())
+    splits = {"train": {"rows": "0:15"}, "test": {"rows": "15:"}}
+    arrays = {"format": "npz", "path": "ids.npz", "arrays": {"input": {"input_ids": "ids"}, "target": "y"}}
+    texts = {**spec["data"], "splits": {"train": {"rows": "0:15"}, "test": {"rows": "40:"}}}
+    with open(folder / "texts.csv", newline="") as file:
+        lines = file.read().splitlines()
+    (folder / "texts.csv").write_text("\n".join([lines[0], *(f"the film,{i % 2}" for i in range(60))]) + "\n")
+    for data in (texts, {**arrays, "splits": splits}):
+        (folder / "sublaplace.yaml").write_text(yaml.safe_dump({**spec, "data": data}))
+        run = tool("evaluate", "--k", 20, cwd=folder)
+        assert "its inputs were prepared in another way" in run.err, run.err
+        assert "standardise" not in run.err
+
+
+def test_init_with_texts_in_a_saved_data_set(tool: Tool, folder: Path) -> None:
+    """As the datasets package saves them: texts and class numbers."""
+    texts, labels = zip(*made_texts(60), strict=True)
+    write_dataset(folder / "saved", pyarrow.table({"text": texts, "label": labels}))
+    (folder / "sublaplace.yaml").unlink()
+    assert tool("init", "bert", "saved", cwd=folder).code == 0
+    written = yaml.safe_load((folder / "sublaplace.yaml").read_text())["data"]
+    assert (written["format"], written["text"]) == ("arrow", {"column": "text", "max_length": 16})
+    found = run_command("evaluate", spec=folder / "sublaplace.yaml", method="gradient", k=100)
+    (folder / "sublaplace.yaml").unlink()
+    assert tool("init", "bert", "texts.csv", cwd=folder).code == 0
+    expected = run_command("evaluate", spec=folder / "sublaplace.yaml", method="gradient", k=100)
+    assert found["rows"] == expected["rows"]
 
 
 def test_the_numbers_are_those_of_the_dense_reference(folder: Path) -> None:
@@ -298,7 +332,8 @@ def save_adapter(folder: Path, labels: int) -> None:
 
 def test_init_reads_an_adapter_and_its_base(folder: Path) -> None:
     save_adapter(folder, labels=3)
-    start(Wishes(folder / "adapter", folder / "texts.csv", folder / "written.yaml"))
+    done = start(Wishes(folder / "adapter", folder / "texts.csv", folder / "written.yaml"))
+    assert "--k" not in done.next_command  # the files do not tell how many parameters are trainable
     written = yaml.safe_load((folder / "written.yaml").read_text())
     assert written["task"] == "multiclass"  # targets 0 and 1, but three outputs
     assert written["model"] == {"build": {"huggingface": "adapter"}}

@@ -47,6 +47,10 @@ class Trained:
             optimiser.step()
 
 
+def under(prefix: str, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {prefix + name: tensor for name, tensor in state.items()}
+
+
 @pytest.fixture(scope="module")
 def trained():
     return Trained()
@@ -111,8 +115,11 @@ def test_an_mlp_and_an_npz_with_both_splits(tool, tmp_path, trained):
         ("model.ckpt", lambda state: {"epoch": 3, "state_dict": {f"model.{k}": v for k, v in state.items()}}),
         ("model.pt", lambda state: {f"_orig_mod.{k}": v for k, v in state.items()}),
         ("model.pth", lambda state: {"model_state_dict": {f"module.{k}": v for k, v in state.items()}}),
+        ("loss.ckpt", lambda state: {"state_dict": {**state, "loss_fn.pos_weight": torch.ones(1)}}),
+        ("own.ckpt", lambda state: {"state_dict": {**under("model.", state), "val_metric.total": torch.ones(())}}),
+        ("other.ckpt", lambda state: {"state_dict": {**under("regressor.", state), "criterion.weight": torch.ones(2)}}),
     ],
-    ids=["lightning", "torch-compile", "data-parallel"],
+    ids=["lightning", "torch-compile", "data-parallel", "with-loss", "with-metric", "other-prefix"],
 )
 def test_checkpoints_of_other_tools(tool, tmp_path, trained, name, content):
     torch.save(content(trained.net.state_dict()), tmp_path / name)

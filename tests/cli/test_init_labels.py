@@ -82,13 +82,62 @@ def test_an_own_mlp_and_labels(tool: Tool, tmp_path: Path, name: str, labels: tu
     assert spec.task == ("multiclass" if len(labels) == 3 else "binary")
     assert spec.data.classes == list(labels)
     (found,) = (each for each in json.loads(done.out)["findings"] if each["topic"] == "classes")
-    assert found["certainty"] == "check"
-    assert "TODO check: they are sorted" in (folder / "sublaplace.yaml").read_text()
+    assert found["value"] == ", ".join(labels)
+    assert found["certainty"] == "likely"
+    assert "with it the network explains" in found["reason"]
     run = tool("evaluate", "--k", "20", "--json", cwd=folder)
     assert run.code == 0, run.err
     assert run.json()["classes"] == list(labels)
     assert run.json()["rows"][0]["accuracy"] > 0.8
     assert run.json()["n_train"] == (90 if name == "saved" else 96)
+
+
+@pytest.mark.parametrize("labels", [("zebra", "ant", "mouse"), ("yes", "no")], ids=len)
+def test_the_order_of_the_labels_is_that_of_the_outputs(tool: Tool, tmp_path: Path, labels: tuple[str, ...]) -> None:
+    """Sorted, they would make a good network look like a bad one."""
+    folder = tmp_path / "p"
+    folder.mkdir()
+    write(folder, "rows.csv", trained(folder, labels))
+    found = json.loads(tool("init", "model.pt", "rows.csv", "--json", cwd=folder).out)["findings"]
+    (classes,) = (each for each in found if each["topic"] == "classes")
+    (activation,) = (each for each in found if each["topic"] == "activation")
+    assert (classes["value"], classes["certainty"]) == (", ".join(labels), "likely")
+    assert f"next best: {', '.join(sorted(labels))}, nothing" in classes["reason"]
+    assert activation["value"] == "tanh"
+    assert load_spec(folder / "sublaplace.yaml").spec.data.classes == list(labels)
+    run = tool("evaluate", "--k", "20", "--json", cwd=folder)
+    assert run.json()["rows"][0]["accuracy"] > 0.8
+    lines = (folder / "sublaplace.yaml").read_text().splitlines()
+    (folder / "sublaplace.yaml").write_text("\n".join(line for line in lines if "classes:" not in line))
+    wrong = tool("evaluate", "--k", "20", cwd=folder)
+    assert "the network's outputs are in another order than the labels (data.classes)" in wrong.err
+
+
+@pytest.mark.parametrize("labels", [("1", "2", "3"), ("-1", "1"), ("2.0", "10.0")], ids=",".join)
+def test_numbers_that_are_no_class_numbers(tool: Tool, tmp_path: Path, labels: tuple[str, ...]) -> None:
+    """By size, not as texts: 10 comes after 2."""
+    folder = tmp_path / "p"
+    folder.mkdir()
+    write(folder, "rows.csv", trained(folder, labels))
+    done = tool("init", "model.pt", "rows.csv", cwd=folder)
+    assert done.code == 0, done.err
+    spec = load_spec(folder / "sublaplace.yaml").spec
+    assert spec.task == ("multiclass" if len(labels) == 3 else "binary")
+    assert spec.data.classes == list(labels)
+    run = tool("evaluate", "--k", "20", "--json", cwd=folder)
+    assert run.json()["rows"][0]["accuracy"] > 0.8
+
+
+def test_classes_that_no_order_explains_stay_a_guess(tool: Tool, tmp_path: Path) -> None:
+    folder = tmp_path / "p"
+    folder.mkdir()
+    columns = trained(folder, LABELS)
+    torch.manual_seed(1)
+    torch.save(Net(3).state_dict(), folder / "model.pt")
+    write(folder, "rows.csv", columns)
+    done = tool("init", "model.pt", "rows.csv", cwd=folder)
+    assert "TODO check: they are sorted" in (folder / "sublaplace.yaml").read_text()
+    assert done.out.count("  classes ") == 1
 
 
 def test_columns_of_lists(tool: Tool, tmp_path: Path) -> None:

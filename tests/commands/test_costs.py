@@ -7,7 +7,13 @@ import torch
 from core.problems import random_matrix
 from torch.utils.flop_counter import FlopCounterMode
 
-from sublaplace_cli.commands.planning.costs import gram_products, is_written_out, square_elements, square_products
+from sublaplace_cli.commands.planning.costs import (
+    gram_products,
+    is_written_out,
+    square_elements,
+    square_products,
+    written_products,
+)
 from sublaplace_cli.core.jacobian.blocks import Block, DenseBlock
 from sublaplace_cli.core.jacobian.embedding import EmbeddingBlock
 from sublaplace_cli.core.jacobian.linear import ELEMENTWISE, LinearBlock
@@ -52,8 +58,8 @@ def test_products_of_a_gram_matrix_are_those_that_run(name: str, C: int) -> None
     # Writing out takes its own products, once per row; pairs of positions are also multiplied one by one.
     positions = left.inputs.shape[1] if isinstance(left, LinearBlock) and not is_written_out(left) else 0
     by_itself = n * m * positions**2 * C**2 * ELEMENTWISE
-    written_out = (n + m) * C * 12 * left.width if is_written_out(left) else 0
-    assert expected - by_itself <= counted <= (expected - by_itself) * 1.02 + written_out
+    written_out = (n + m) * written_products(left) if is_written_out(left) else 0
+    assert 0.98 * written_out <= counted - (expected - by_itself) <= 0.02 * expected + written_out
 
 
 def test_rows_share_few_entries_of_an_embedding() -> None:
@@ -73,6 +79,9 @@ def squared(block: Block) -> tuple[int, int]:
 def test_products_of_squares_are_those_that_run() -> None:
     counted, expected = squared(linear(40, 2, 1, 60, 50))
     assert counted <= expected <= 1.02 * counted
+    for name in ("linear with positions", "linear, written out"):
+        counted, expected = squared(BLOCKS[name](40, 2))
+        assert 0 < counted <= expected <= 1.02 * counted
     for name in ("dense", "embedding"):
         block = BLOCKS[name](40, 1)
         assert square_products(block) == 0

@@ -44,11 +44,18 @@ def is_written_out(block: Block) -> bool:
     return not isinstance(block, DenseBlock | EmbeddingBlock)
 
 
+def written_products(block: Block) -> int:
+    """Of one row that is written out: of a linear layer with several positions, a sum over them for every weight."""
+    if isinstance(block, LinearBlock) and block.inputs.shape[1] > 1:
+        return block.deltas[:1].numel() * block.inputs.shape[2]
+    return 0
+
+
 def square_products(block: Block) -> int:
-    """Of one row in the squares of a linear layer with one position; the others are written out instead."""
+    """Of one row in the squares of a linear layer, which is written out if it has several positions."""
     if isinstance(block, LinearBlock) and block.inputs.shape[1] == 1:
         return block.width
-    return 0
+    return written_products(block)
 
 
 def square_elements(block: Block) -> int:

@@ -25,7 +25,15 @@ from ...run.rows.row_storage import RowStorage
 from ...run.run import Run
 from ...run.tuning import NAME
 from .certified import certified_works
-from .costs import Work, gram_products, is_written_out, sketch_elements, square_elements, square_products
+from .costs import (
+    Work,
+    gram_products,
+    is_written_out,
+    sketch_elements,
+    square_elements,
+    square_products,
+    written_products,
+)
 
 SAMPLED_ROW = 10  # passes that a row of the float64 check takes
 FORWARD = 1 / 3  # of a pass: without the way back
@@ -260,9 +268,11 @@ class Plan:
         same, tiles = left == right, self._tiles(left, C)
         pairs, reads = (n * m / 2, (tiles + 1) / 2) if same else (n * m, float(self._tiles(right, C)))
         dense = [block for block in blocks if isinstance(block, DenseBlock) or is_written_out(block)]
-        elements = sum(block.n_outputs * block.width for block in dense) * (n * reads + (0 if same else m))
+        written = n * reads + (0 if same else m)  # rows
+        elements = sum(block.n_outputs * block.width for block in dense) * written
         what = f"a Gram matrix of {n:,} rows" if same else f"a Gram matrix of {n:,} by {m:,} rows"
         products = pairs * sum(gram_products(block, C) for block in blocks)
+        products += written * sum(map(written_products, dense))
         yield Work(step, what, products=products, elements=elements)
         yield from self.read(left, step, reads)
 

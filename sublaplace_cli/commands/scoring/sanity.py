@@ -43,10 +43,9 @@ def sanity(problem: Problem) -> dict[str, Any]:
     if found.is_better:
         run.reporter.note(found.text)
     else:
-        causes = "; ".join(
-            f"({letter}) {cause}"
-            for letter, cause in zip("abc", _causes(run.project.spec.data, targets.ndim == 1), strict=True)
-        )
+        has_labels = run.split("train").classes is not None
+        listed = _causes(run.project.spec.data, targets.ndim == 1, has_labels)
+        causes = "; ".join(f"({letter}) {cause}" for letter, cause in zip("abcd", listed, strict=False))
         run.reporter.warn(f"{found.text}: the network is no better than that. Likely causes: {causes}")
     if targets.ndim == 2 and bool(((targets == 0) | (targets == 1)).all()):
         run.reporter.warn("task is regression, but all training targets are 0 or 1: for classes use task: binary")
@@ -66,12 +65,27 @@ def of_numbers(f: Tensor, targets: Tensor) -> Sanity:
     return Sanity("rmse", float(network), float(guess), "the mean of the targets")
 
 
-def _causes(data: DataSpec, has_classes: bool) -> list[str]:
-    sides = ("input",) if has_classes else ("input", "target")
+def _causes(data: DataSpec, has_classes: bool, has_labels: bool) -> list[str]:
+    # Texts and several arrays cannot be standardised.
+    sides = [
+        *([] if data.text is not None or _several_inputs(data) else ["input"]),
+        *([] if has_classes else ["target"]),
+    ]
     plain = [side for side in sides if getattr(data.standardise, side) == "none"]
-    forgotten = f"it was trained on standardised rows, but data.standardise has no {' and no '.join(plain)}"
+    if not sides:
+        scales = "its inputs were prepared in another way"
+    elif plain:
+        scales = f"it was trained on standardised rows, but data.standardise has no {' and no '.join(plain)}"
+    else:
+        scales = "it was trained on rows that were not standardised, or with other numbers"
     return [
-        forgotten if plain else "it was trained on rows that were not standardised, or with other numbers",
+        scales,
+        *(["the network's outputs are in another order than the labels (data.classes)"] if has_labels else []),
         "the target is another column or array (data.columns.target, data.arrays.target)",
         "task is another one, or the weights are of another training",
     ]
+
+
+def _several_inputs(data: DataSpec) -> bool:
+    named = data.columns.input if data.columns is not None else data.arrays.input if data.arrays is not None else None
+    return isinstance(named, dict) or (data.arrays is not None and isinstance(named, list))

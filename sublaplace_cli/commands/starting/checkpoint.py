@@ -1,6 +1,8 @@
 """A checkpoint → how its network may be built, from the names and shapes of its tensors alone."""
 
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ from .inference import Inference, NetworkGuess
 
 CHECKPOINT_SUFFIXES = (".safetensors", ".pt2", *PICKLE_SUFFIXES)
 MOST_ORDERS = 1000  # of layers that are tried
-SHAPES_SHOWN = 40
+SHAPES_SHOWN, TRAINING_SHOWN = 40, 3
+TRAINING = re.compile(r"(?:\w*_)?(?:loss(?:es)?|criterion|metrics?|accuracy)(?:_\w*)?\.", re.IGNORECASE)
 
 
 def guess_network(path: Path, shown: str, memory: int) -> NetworkGuess:
@@ -34,11 +37,25 @@ def guess_network(path: Path, shown: str, memory: int) -> NetworkGuess:
     first, state = next(iter(state), ""), without_common_prefixes(state)[-1]
     prefix = first.removesuffix(next(iter(state), ""))
     weights: dict[str, Any] = {"path": shown} | ({"strip_prefix": prefix} if prefix else {})
+    training, network = _without_training(state)
+    if training:  # the network's own prefix, where all of its names have one
+        inner = without_common_prefixes(network)[-1]
+        own = prefix + next(iter(network)).removesuffix(next(iter(inner)))
+        state, weights = inner, {"path": shown} | ({"strip_prefix": own} if own else {}) | {"strict": False}
     for recognise in (_cifar_resnet, _mlp):
         guess = recognise(path, state, weights)
         if guess is not None:
-            return guess
+            left_out = ", ".join(training[:TRAINING_SHOWN]) + (" …" if len(training) > TRAINING_SHOWN else "")
+            found = [Inference("left out", left_out, "likely", "tensors of the training")] if training else []
+            return replace(guess, findings=(*guess.findings, *found))
     return _unknown(path, state, weights)
+
+
+def _without_training(state: Mapping[str, Tensor]) -> tuple[list[str], dict[str, Tensor]]:
+    """(tensors of losses and metrics, which checkpoints of Lightning may hold too; those of the network)."""
+    training = [name for name in state if TRAINING.match(name)]
+    network = {name: tensor for name, tensor in state.items() if name not in training}
+    return (training, network) if network else ([], dict(state))
 
 
 def _count(module: torch.nn.Module) -> int:

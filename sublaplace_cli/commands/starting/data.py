@@ -1,9 +1,9 @@
 """A data file → the `data` section of the spec, and rows to try the network on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -15,8 +15,8 @@ from ...files.data.sources import number_in
 from . import table as tables
 from .arrays import TOKEN_ARRAYS, ChosenArrays, choose_arrays
 from .huggingface import guess_length, labels_in
-from .inference import Inference, NetworkGuess
-from .task import MOST_CLASSES, class_numbers, guess_task, rows_in_order
+from .inference import CLASSES, Inference, NetworkGuess
+from .task import MOST_CLASSES, class_numbers, guess_task, in_order, rows_in_order
 
 DATA_SUFFIXES = {".csv": "csv", ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".npz": "npz"}
 DATA_SUFFIXES |= {".safetensors": "safetensors"}
@@ -44,6 +44,17 @@ class DataGuess:
         std = std[std > 0]
         far = np.abs(self.X.mean(0)).max(initial=0.0) > SPREAD * std.max(initial=0.0)
         return bool(len(std) and (std.max() > SPREAD * std.min() or far))
+
+    @property
+    def open_classes(self) -> tuple[str, ...]:
+        """The labels of the class numbers, if their order is a guess."""
+        is_open = any(finding.topic == CLASSES and finding.certainty == "check" for finding in self.findings)
+        return tuple(self.section[CLASSES]) if is_open else ()
+
+    def with_classes(self, classes: Sequence[str]) -> Self:
+        """The same with the labels in this order, which something else explains."""
+        others = tuple(finding for finding in self.findings if finding.topic != CLASSES)
+        return replace(self, section={**self.section, CLASSES: list(classes)}, findings=others)
 
 
 def guess_data(path: Path, shown: str, network: NetworkGuess, task: str | None, memory: int) -> DataGuess:
@@ -88,7 +99,11 @@ def _of_table(path: Path, section: dict[str, Any], network: NetworkGuess, task: 
         shown = lists if isinstance(lists, str) else ", ".join(lists)
         found.append(Inference("inputs", shown, "likely", "columns of lists"))
     found += _fix_order(section, finding.value, target.cells, network)
-    y = target.numbers if not catalog.TASKS[finding.value].labels else class_numbers(target.cells)
+    y = (
+        target.numbers
+        if not catalog.TASKS[finding.value].labels
+        else class_numbers(target.cells, section.get(CLASSES, ()))
+    )
     other = sibling_of(path)
     saved = saved_splits(path) if path.is_dir() else []
     if {"train", "test"} <= set(saved):
@@ -112,20 +127,24 @@ def _list_inputs(names: Sequence[str]) -> str | dict[str, str] | None:
 
 
 def _fix_order(section: dict[str, Any], task: str, cells: Sequence[str], network: NetworkGuess) -> list[Inference]:
-    """`classes` for labels that are texts, if the first rows have as many as the network has outputs."""
-    labels, n_outputs = sorted(set(cells)), network.n_outputs
-    is_text = catalog.TASKS[task].labels and labels and all(number_in(label) is None for label in labels)
+    """`classes` for labels that are no class numbers, if the first rows have as many as the network has outputs."""
+    labels, n_outputs = in_order(cells), network.n_outputs
     expected = len(labels) if n_outputs is None else 2 if catalog.TASKS[task].one_logit else n_outputs
-    if not is_text or not 2 <= len(labels) <= MOST_CLASSES or len(labels) != expected:
+    if not catalog.TASKS[task].labels or not 2 <= len(labels) <= MOST_CLASSES or len(labels) != expected:
         return []
-    section["classes"] = labels
+    numbers = [number_in(label) for label in labels]
+    # Numbers from 1 on, or -1 and 1, can be labels too, but only a csv file has the text of them.
+    are_odd = section["format"] == "csv" and None not in numbers and numbers != [*range(expected)]
+    if not are_odd and any(number is not None for number in numbers):
+        return []
+    section[CLASSES] = labels
     by_name = {label.casefold(): label for label in labels}
     ordered = [label.strip().casefold() for label in labels_in(network.folder)]
     if sorted(ordered) == sorted(by_name) and len(by_name) == len(labels):
-        section["classes"] = [by_name[name] for name in ordered]
-        return [Inference("classes", ", ".join(section["classes"]), "sure", "id2label of config.json")]
+        section[CLASSES] = [by_name[name] for name in ordered]
+        return [Inference(CLASSES, ", ".join(section[CLASSES]), "sure", "id2label of config.json")]
     reason = "they are sorted; what counts is the order of the network's outputs"
-    return [Inference("classes", ", ".join(labels), "check", reason)]
+    return [Inference(CLASSES, ", ".join(labels), "check", reason)]
 
 
 def _of_arrays(chosen: ChosenArrays, section: dict[str, Any], network: NetworkGuess, task: str | None) -> DataGuess:
@@ -142,11 +161,11 @@ def _of_arrays(chosen: ChosenArrays, section: dict[str, Any], network: NetworkGu
     else:
         section["arrays"] = pairs.get("") or next(iter(pairs.values()))
         section["splits"], split = _row_split(chosen.n_rows, cells)
+    ordered = _fix_order(section, finding.value, cells, network)
     if catalog.TASKS[finding.value].labels and y is not None:
-        y = class_numbers(cells)
+        y = class_numbers(cells, section.get(CLASSES, ()))
     elif y is not None and y.dtype.kind in "US":
         y = None
-    ordered = _fix_order(section, finding.value, cells, network)
     X, findings = chosen.X, (*chosen.findings, *ordered, finding, split)
     if X is not None and X.ndim == 4 and X.dtype == np.uint8:
         last = X.shape[-1] in (1, 3)

@@ -1,7 +1,7 @@
-"""Which activation and which standardisation make the network fit its training rows? The weights cannot tell."""
+"""Which activation, standardisation and order of classes make the network fit its rows? The weights cannot tell."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ... import catalog
 from ...architectures.mlp import ACTIVATIONS, mlp
-from .inference import Certainty, Inference, NetworkGuess
+from .inference import CLASSES, Certainty, Inference, NetworkGuess
 
 FITTED_ROWS = 2000
 GOOD, AHEAD = 0.2, 0.02  # share of the variance or log-likelihood that is explained; lead over the next
@@ -23,6 +23,7 @@ class Setting:
     activation: str | None
     input: str  # none or from-train
     target: str
+    classes: tuple[str, ...] = ()  # labels in the order of the outputs, where nothing else tells it
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,13 @@ class Fit:
     findings: tuple[Inference, ...]
 
 
-def best_fit(network: NetworkGuess, X: np.ndarray, y: np.ndarray, task: str, asked: str | None) -> Fit | None:
-    """Try all settings on the first rows; None if the network does not run on them."""
+def best_fit(
+    network: NetworkGuess, X: np.ndarray, y: np.ndarray, task: str, asked: str | None, labels: Sequence[str] = ()
+) -> Fit | None:
+    """Try all settings on the first rows; None if the network does not run on them.
+
+    `labels` are those of the class numbers in y, where their order is open.
+    """
     rows, targets = torch.as_tensor(X[:FITTED_ROWS], dtype=torch.float32), torch.as_tensor(y[:FITTED_ROWS])
     inputs = {"none": rows, "from-train": _standardised(rows)}
     found: dict[Setting, float] = {}
@@ -46,7 +52,11 @@ def best_fit(network: NetworkGuess, X: np.ndarray, y: np.ndarray, task: str, ask
                     outputs = run(inputs[name])
             except Exception:  # shapes that do not fit: the evaluation will say what is wrong
                 return None
-            found[Setting(activation, name, kind)] = _explained(outputs, targets, task, kind)
+            for order in _orders(outputs, targets, task, len(labels)):
+                classes, numbers = tuple(labels[place] for place in order), targets
+                if order:
+                    numbers = torch.tensor(order).argsort()[targets.long()]
+                found[Setting(activation, name, kind, classes)] = _explained(outputs, numbers, task, kind)
     best = _usual(max(found, key=lambda setting: found[setting]), found)
     return Fit(best, found[best], tuple(_findings(best, found)))
 
@@ -73,6 +83,28 @@ def _standardised(rows: Tensor) -> Tensor:
     return (rows - rows.mean(0)) / torch.where(std > 0, std, 1.0)
 
 
+def _orders(outputs: Tensor, targets: Tensor, task: str, n_labels: int) -> Iterator[tuple[int, ...]]:
+    """Classes in the order of the outputs: as they are, and each at the output that is largest at its rows."""
+    yield tuple(range(n_labels))
+    f = _logits(outputs, task)
+    if n_labels < 2 or f.ndim != 2 or f.shape[1] != n_labels:
+        return
+    log_p, y = f.double().log_softmax(1), targets.long().flatten()
+    rows = [log_p[y == number] for number in range(n_labels)]
+    if not all(map(len, rows)):
+        return
+    at = [int(own.mean(0).argmax()) for own in rows]  # the output of each class
+    if sorted(at) == list(range(n_labels)) and at != sorted(at):
+        yield tuple(at.index(number) for number in range(n_labels))
+
+
+def _logits(outputs: Tensor, task: str) -> Tensor:
+    """One logit for each class."""
+    if not catalog.TASKS[task].one_logit:
+        return outputs
+    return torch.cat([torch.zeros(len(outputs), 1), outputs.reshape(len(outputs), -1)], 1)
+
+
 def _explained(outputs: Tensor, targets: Tensor, task: str, target_kind: str) -> float:
     """1 − loss / loss of the trivial guess: R², or the same with log-likelihoods."""
     if not catalog.TASKS[task].labels:
@@ -81,8 +113,7 @@ def _explained(outputs: Tensor, targets: Tensor, task: str, target_kind: str) ->
         if outputs.shape != y.shape:
             return -math.inf
         return float(1 - (outputs.double() - y).square().mean() / y.var(0, correction=0).mean())
-    if catalog.TASKS[task].one_logit:
-        outputs = torch.cat([torch.zeros(len(outputs), 1), outputs.reshape(len(outputs), -1)], 1)
+    outputs = _logits(outputs, task)
     labels = targets.long().flatten()
     if outputs.ndim != 2 or int(labels.min()) < 0 or int(labels.max()) >= outputs.shape[1]:
         return -math.inf
@@ -97,7 +128,15 @@ def _findings(best: Setting, found: dict[Setting, float]) -> Iterator[Inference]
         others = {share: getattr(setting, name) for setting, share in found.items() if getattr(setting, name) != value}
         if value is None or (not others and name == "target"):
             continue
-        yield Inference(topic, value, _certainty(found[best], others), _reason(found[best], others))
+        certainty = _certainty(found[best], others)
+        if name == "activation" and certainty == "likely" and {value, others[max(others)]} != {"relu", "leaky_relu"}:
+            certainty = "check"  # another function that explains as much gives other gradients
+        yield Inference(topic, value, certainty, _reason(found[best], others))
+    if best.classes:
+        others = {share: ", ".join(own.classes) for own, share in found.items() if own.classes != best.classes}
+        certainty = _certainty(found[best], others)  # two classes that are rarely right could be swapped: never sure
+        shown = (CLASSES, ", ".join(best.classes), "likely" if certainty == "sure" else certainty)
+        yield Inference(*shown, _reason(found[best], others))
 
 
 def _certainty(best: float, others: Mapping[float, str]) -> Certainty:

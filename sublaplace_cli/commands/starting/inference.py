@@ -11,6 +11,7 @@ import yaml
 from torch import Tensor
 
 Certainty = Literal["sure", "likely", "check"]
+CLASSES = "classes"  # a key of `data`, and the topic of what is found about it
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """A csv, parquet or Arrow table → its columns: which is the target, which are inputs, which to leave out."""
 
 import csv
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,9 +23,10 @@ SURVEYED_ROWS = 5000
 MOST_CELLS = 5_000_000
 MOST_COLUMNS = 100_000
 TARGET_COLUMNS = ("target", "targets", "label", "labels", "y", "class", "outcome", "response", "diagnosis", "species")
-INDEX_NAMES = ("", "id", "index", "idx", "row", "row_id", "unnamed: 0", "#")
+INDEX_NAMES = ("id", "index", "idx", "row", "row_id", "unnamed: 0", "#")
 ID_ENDINGS = ("_id", " id", "-id")
 COUNT_BYTES = 2**20
+OTHER_SEPARATORS = (";", "\t", "|")
 LONG_REASONS = {
     "text": "it is text",
     "constant": "all rows have the same value",
@@ -37,8 +39,13 @@ LONG_REASONS = {
 class TableColumn:
     """The first cells of a column, as text."""
 
-    name: str | int  # its position if the table has no header
+    name: str | int  # its position if it has no name of its own
     cells: tuple[str, ...]
+    is_unnamed: bool = False  # though others have names: pandas writes an index so
+
+    @property
+    def is_called_index(self) -> bool:
+        return self.is_unnamed or str(self.name).strip().lower() in INDEX_NAMES
 
     @cached_property
     def numbers(self) -> np.ndarray | None:
@@ -60,13 +67,13 @@ class TableColumn:
         """Consecutive whole numbers, in the first column or with a telling name."""
         if self.numbers is None or len(self.numbers) < 3 or not (np.diff(self.numbers) == 1).all():
             return False
-        return position == 0 or str(self.name).strip().lower() in INDEX_NAMES
+        return position == 0 or self.is_called_index
 
     @property
     def is_identifier(self) -> bool:
         """Whole numbers that are all different, under a telling name."""
-        name = str(self.name).strip().lower()
-        if self.numbers is None or not (name in INDEX_NAMES or name.endswith(ID_ENDINGS)):
+        is_called = self.is_called_index or str(self.name).strip().lower().endswith(ID_ENDINGS)
+        if self.numbers is None or not is_called:
             return False
         return len(self.distinct) == len(self.cells) and bool((self.numbers == np.round(self.numbers)).all())
 
@@ -86,6 +93,9 @@ def read_csv_table(path: Path) -> Table:
         first = next(cells, [])
         if not 0 < len(first) <= MOST_COLUMNS:
             raise ValueError(f"its first line has {len(first)} cells")
+        if len(first) == 1 and (other := next((sign for sign in OTHER_SEPARATORS if sign in first[0]), None)):
+            hint = f"write it again with commas: pandas.read_csv(path, sep={other!r}).to_csv(path, index=False)"
+            raise UserError(f"{path}: its cells are separated by {other!r}, expected commas", hint=hint)
         lines = list(islice(cells, min(SURVEYED_ROWS, MOST_CELLS // len(first))))
         is_whole = next(cells, None) is None
     if any(len(line) != len(first) for line in lines):
@@ -96,8 +106,9 @@ def read_csv_table(path: Path) -> Table:
     rows = lines if has_header else [first, *lines]
     if not rows:
         raise UserError(f"{path} has a header line but no rows", hint="add data lines")
+    own = {name for name, count in Counter(names).items() if has_header and name and count == 1}
     columns = (
-        TableColumn(name if has_header else position, tuple(cell.strip() for cell in column))
+        TableColumn(name if name in own else position, tuple(map(str.strip, column)), has_header and not name)
         for position, (name, column) in enumerate(zip(names, zip(*rows, strict=True), strict=True))
     )
     n_rows = len(rows) if is_whole else _count_lines(path) - has_header
@@ -175,7 +186,7 @@ def choose_columns(table: Table, takes: str, n_inputs: int | None) -> ChosenColu
     reasons = dict(_reasons_against(table))
     usable = [column for column in table.columns if column.name not in reasons]
     text = _text_column(table) if takes == "text" else None
-    _refuse_incomplete_target(table)
+    _refuse_useless_target(table)
     target, why = _target([c for c in table.columns if c is not text and reasons.get(c.name) in (None, "text")])
     findings = []
     if target is not None:
@@ -211,11 +222,17 @@ def _reasons_against(table: Table) -> Iterator[tuple[str | int, str]]:
             yield column.name, "identifier"
 
 
-def _refuse_incomplete_target(table: Table) -> None:
+def _refuse_useless_target(table: Table) -> None:
+    """Another column in its place would be a guess against the names."""
     for column in table.columns:
-        if str(column.name).strip().lower() in TARGET_COLUMNS and column.n_missing:
+        if str(column.name).strip().lower() not in TARGET_COLUMNS:
+            continue
+        if column.n_missing:
             found = f"{column.n_missing} of the first {len(column.cells)} values of '{column.name}' are missing"
             raise UserError(f"{table.path}: {found}", hint="fill them, or remove these rows")
+        if len(column.distinct) == 1 and len(column.cells) > 1:
+            found = f"all of the first {len(column.cells)} values of '{column.name}' are the same"
+            raise UserError(f"{table.path}: {found}", hint="use rows of all classes, in mixed order")
 
 
 def _target(candidates: Sequence[TableColumn]) -> tuple[TableColumn | None, str]:

@@ -1,4 +1,4 @@
-"""A csv or parquet table with a column of texts → token ids and targets, read and encoded a batch at a time.
+"""A table with a column of texts → token ids and targets, read and encoded a batch at a time.
 
 In csv files, a quoted text may have line breaks. Columns have names, and then a header line, or positions from 0.
 """
@@ -7,14 +7,16 @@ import csv
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
 from ...errors import UserError
 from ..reading import reading
 from ..spec.columns import TextSpec
+from .columnar.arrow_files import BAD_ARROW, ArrowTable, batches, open_table
 from .columnar.parquet import BAD_PARQUET, opened_parquet, parquet_columns
-from .columnar.values import bounded
+from .columnar.values import bounded, kind_of, wrong_type
 from .csv_rows import csv_lines
 from .labels import LabelPlaces, Labels, labelled_source
 from .sources import MISSING_MARKS, ReadRequest, Source, number_in, refuse_if_larger
@@ -64,8 +66,8 @@ Batches = tuple[TextColumns, Iterator[TextBatch]]
 def read_texts(request: ReadRequest, format_name: str, spec: TextSpec, tokenizer: Tokenizer) -> Source:
     """All rows of a table as token ids."""
     progress = RowsSoFar(request.path)
-    batches = {"csv": _csv_batches, "parquet": _parquet_batches}[format_name]
-    picked, rows = batches(request, spec, progress)
+    open_batches = {"csv": _csv_batches, "parquet": _parquet_batches, "arrow": _arrow_batches}[format_name]
+    picked, rows = open_batches(request, spec, progress)
     places = None
     if request.targets.takes_labels and len(picked.targets) == 1:
         where = f"{request.path}: column {picked.columns.label(picked.targets[0])}"
@@ -197,22 +199,50 @@ def _parquet_batches(request: ReadRequest, spec: TextSpec, progress: RowsSoFar) 
 
 
 def _of_parquet(request: ReadRequest, picked: TextColumns) -> Iterator[TextBatch]:
-    from pyarrow import types
-
     path, order = request.path, [*picked.texts, *picked.targets]
     with opened_parquet(path) as file:
         for position in picked.texts:
-            kind = file.schema_arrow.field(position).type
-            if not (types.is_string(kind) or types.is_large_string(kind)):
-                where = f"{path}: column {picked.columns.label(position)}"
-                raise UserError(f"{where} has type {kind}, expected texts", hint="name the column of texts")
+            _require_texts(picked, position, file.schema_arrow.field(position).type)
         for group in range(file.reader.num_row_groups):
             columns = []
             for position in order:  # one by one and by position: names may occur twice
                 with reading(path, BAD_PARQUET), bounded(path, request.memory):
                     columns.append(file.reader.read_row_group(group, column_indices=[position]).column(0))
-            for start in range(0, len(columns[0]), ROWS_AT_ONCE):
-                with reading(path, BAD_PARQUET), bounded(path, request.memory):
-                    cells = [column.slice(start, ROWS_AT_ONCE).to_pylist() for column in columns]
-                known = [["" if cell is None else str(cell) for cell in own] for own in cells]
-                yield TextBatch(known[: len(picked.texts)], known[len(picked.texts) :])
+            yield from _of_columns(request, picked, columns, BAD_PARQUET)
+
+
+def _arrow_batches(request: ReadRequest, spec: TextSpec, progress: RowsSoFar) -> Batches:
+    progress.is_one_line_each = False
+    table = open_table(request.path, request.memory)
+    for file in table.files:
+        request.require_allowed(file)
+    picked = _picked(request, spec, Columns(table.path, len(table.names), table.names))
+    for position in picked.texts:
+        _require_texts(picked, position, table.types[position])
+    for position in picked.targets:
+        if kind_of(table.types[position]) in ("list", "other"):
+            raise wrong_type(_column(picked, position), table.types[position], "a number or a label")
+    return picked, _of_arrow(request, picked, table)
+
+
+def _of_arrow(request: ReadRequest, picked: TextColumns, table: ArrowTable) -> Iterator[TextBatch]:
+    for columns in batches(table, [*picked.texts, *picked.targets], request.memory):
+        yield from _of_columns(request, picked, columns, BAD_ARROW)
+
+
+def _of_columns(request: ReadRequest, picked: TextColumns, columns: list[Any], problem: str) -> Iterator[TextBatch]:
+    """The cells of pyarrow's columns, some rows at a time."""
+    for start in range(0, len(columns[0]), ROWS_AT_ONCE):
+        with reading(request.path, problem), bounded(request.path, request.memory):
+            cells = [column.slice(start, ROWS_AT_ONCE).to_pylist() for column in columns]
+        known = [["" if cell is None else str(cell) for cell in own] for own in cells]
+        yield TextBatch(known[: len(picked.texts)], known[len(picked.texts) :])
+
+
+def _require_texts(picked: TextColumns, position: int, kind: Any) -> None:
+    if kind_of(kind) != "text":
+        raise UserError(f"{_column(picked, position)} has type {kind}, expected texts", hint="name the column of texts")
+
+
+def _column(picked: TextColumns, position: int) -> str:
+    return f"{picked.columns.path}: column {picked.columns.label(position)}"

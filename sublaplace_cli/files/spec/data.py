@@ -13,7 +13,7 @@ from .preparing import StandardiseSpec, Transform, one_transform
 from .splits import OOD, TEST, SplitSpec, SplitsSpec, by_location
 
 TABLE_FORMATS = ("csv", "parquet", "arrow", "npy")
-TEXT_FORMATS = ("csv", "parquet")
+TEXT_FORMATS = ("csv", "parquet", "arrow")
 ARRAY_FORMATS = ("npz", "safetensors")
 LABEL_FORMATS = ("csv", "parquet", "arrow", "npz", "safetensors", "imagefolder")  # class labels may be texts
 

@@ -125,10 +125,37 @@ def test_a_parquet_table_gives_the_same(folder: Path) -> None:
     refused(folder, "row 1, column 'text' is empty", path="texts.parquet")
 
 
-@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_an_arrow_table_gives_the_same(folder: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import feather
+
+    def write(**columns: Any) -> None:
+        feather.write_feather(pa.table(columns), str(folder / "texts.arrow"), chunksize=3)
+
+    texts, labels = map(list, zip(*ROWS, strict=True))
+    one = read(folder)["train"]
+    for column in (pa.array(texts), pa.array(texts).dictionary_encode(), pa.array(texts, pa.large_string())):
+        write(label=labels, text=column, unused=[None] * 4)
+        two = read(folder, path="texts.arrow")["train"]
+        assert isinstance(one.raw, dict)
+        assert isinstance(two.raw, dict)
+        for name, array in one.raw.items():
+            np.testing.assert_array_equal(array, two.raw[name])
+        assert one.targets is not None
+        assert two.targets is not None
+        assert one.targets.tolist() == two.targets.tolist()
+    write(text=[7, 8], label=[0, 1])
+    refused(folder, "column 'text' has type int64, expected texts", path="texts.arrow")
+    write(text=["a", None], label=[0, 1])
+    refused(folder, "row 1, column 'text' is empty", path="texts.arrow")
+    write(text=["a", "b"], label=[[0], [1]])
+    refused(folder, "column 'label' has type list", "expected a number or a label", path="texts.arrow")
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "arrow"])
 def test_labels_may_be_texts_or_missing(folder: Path, form: str) -> None:
     import pyarrow as pa
-    from pyarrow import parquet
+    from pyarrow import feather, parquet
 
     def write(name: str, labels: list[str | None]) -> None:
         texts = [text for text, _ in ROWS]
@@ -137,9 +164,8 @@ def test_labels_may_be_texts_or_missing(folder: Path, form: str) -> None:
                 folder / f"{name}.csv", ["text", "label"], [*zip(texts, [y or "" for y in labels], strict=True)]
             )
         else:
-            parquet.write_table(
-                pa.table({"text": texts, "label": pa.array(labels, pa.string())}), folder / f"{name}.parquet"
-            )
+            save = parquet.write_table if form == "parquet" else feather.write_feather
+            save(pa.table({"text": texts, "label": pa.array(labels, pa.string())}), str(folder / f"{name}.{form}"))
 
     write("texts", ["good", "bad", "bad", "good"])
     write("new", [None, None, None, None])

@@ -75,7 +75,7 @@ CHANGED = [
     ),
     (
         changed("csv\n", "npz\n", with_data("text: {column: review, tokenizer: t}")),
-        "9:3: data.text: only for the formats csv and parquet, but format is npz",
+        "9:3: data.text: only for the formats csv and parquet and arrow, but format is npz",
     ),
     (changed("arch: mlp", "exported: m.pt2"), "4:28: model.build.args: an exported model takes no args"),
     (

@@ -30,13 +30,14 @@ class Point:
 
 
 MLP, NARROW, R20, R56 = "MLP 3×200", "MLP 3×1000", "ResNet-20", "ResNet-56"
-NONE = ("--full", "none")
+NONE, CERTIFIED = ("--full", "none"), ("--full", "certified", "--tolerance", "0.05")
 POINTS = (
     Point(MLP, 1000, 1000),
     Point(MLP, 4000, 1000),
     Point(MLP, 16_000, 1000),
     Point(MLP, 100_000, 1000, NONE),
     Point(MLP, 463_715, 1000, NONE),
+    Point(MLP, 50_000, 1000, CERTIFIED),
     Point(MLP, 4000, 10_000, NONE),
     Point(NARROW, 4000, 1000),
     Point(R20, 500, 1000),

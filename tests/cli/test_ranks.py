@@ -167,6 +167,23 @@ def test_rows_at_a_kink_are_those_of_one_process(tool: Tool, tmp_path: Path, cla
         assert contents(tmp_path / "two")[f"{name}.safetensors"] == contents(tmp_path / "alone")[f"{name}.safetensors"]
 
 
+@pytest.mark.parametrize("task", ["regression", "binary"])
+def test_random_sums_and_certified_variances_are_those_of_one_process(tool: Tool, tmp_path: Path, task: str) -> None:
+    project = Project(tmp_path / "p", task, rows=80)
+    splits = {"train": {"rows": "0:70"}, "test": {"rows": "70:"}}
+    project.use(data={**project.spec["data"], "splits": splits})
+    choice = ("evaluate", "--method", "gradient,sketch,gradient+sketch,norm", "--k", "5,12", "--rescale", "scale")
+    more = ("--full", "certified", "--dtype", "float64", "--json")
+    alone = tool(*choice, *more, "--run-dir", tmp_path / "alone", cwd=project.folder).json()
+    two = leader(ranks(2, *choice, *more, "--run-dir", tmp_path / "two", cwd=project.folder)).json()
+    assert alone["certified"]["widest"] <= 0.01
+    for own, expected in zip(two["rows"], alone["rows"], strict=True):
+        for name in ("mean_std", "w2", "rescale", "nll"):
+            assert own[name] == pytest.approx(expected[name], rel=1e-6, abs=1e-9), (own["method"], own["k"], name)
+    for name in ("posterior-sketch-k12-scale", "posterior-gradient+sketch-k5-scale"):
+        assert f"{name}.safetensors" in contents(tmp_path / "two")
+
+
 def test_three_ranks_with_uneven_rows_and_several_classes(tool: Tool, tmp_path: Path) -> None:
     project = Project(tmp_path / "p", "multiclass", 3, rows=37)
     splits = {"train": {"rows": "0:26"}, "reference": {"rows": "20:29"}, "test": {"rows": "29:"}}

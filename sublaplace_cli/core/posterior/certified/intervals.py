@@ -62,12 +62,15 @@ class _Watch:
     tolerance: float
     finished: int  # of the batches before this one, and of the rounds before this one
     shown: int
+    step: int = 0
 
     def __call__(self, squares: Tensor, u: Tensor) -> None:
         """The state before a step: squared residuals and bounds u of the columns of this round."""
         low = (u - squares).clamp(min=0.0)
         done = self.finished + int(within(low, u, self.tolerance).sum())
-        self.bar.describe(f"{self.label}, the widest ± {100 * float(half_width(low, u).max()):.3g} %")
+        self.step += 1
+        widest = f"the widest ± {100 * float(half_width(low, u).max()):.3g} %"
+        self.bar.describe(f"{self.label}, step {self.step}, {widest}")
         self.bar.advance(max(0, done - self.shown))
         self.shown = max(self.shown, done)
 

@@ -178,7 +178,8 @@ def title(answer: Answer) -> str:
     tests = f"test rows {sets}" if len(answer.test_sets) > 1 else f"{setup.n_test} test rows"
     rows = f"{setup.n_train} training rows, {tests}"
     prior = f"prior precision {short(setup.prior_precision)}"
-    return visible(f"{setup.task}: {runs}{rows}, {setup.n_params} parameters, {prior}{noise}")
+    full = "" if answer.certified is None else f", σ of full certified to ± {100 * answer.certified:.2g} %"
+    return visible(f"{setup.task}: {runs}{rows}, {setup.n_params} parameters, {prior}{noise}{full}")
 
 
 def short_grid(answer: Answer, width: int | None = None) -> tuple[list[str], list[list[str]]]:

@@ -152,6 +152,11 @@ class Result:
         return self.details.get("bracket")
 
     @property
+    def certified(self) -> float | None:
+        """The widest half-width of the full posterior's σ as a share of it, where it is certified to an interval."""
+        return self.details.get("certified", {}).get("widest")
+
+    @property
     def conformal_level(self) -> float:
         """0 if none was asked for."""
         return (self.provenance.get("conformal") or {}).get("level", 0.0)
@@ -231,6 +236,11 @@ class SweepResult(Result):
     def all_rows(self) -> tuple[Row, ...]:
         each = ((own, own.result.all_rows) for own in self.members)
         return tuple(replace(row, checkpoint=own.checkpoint, seed=own.seed) for own, rows in each for row in rows)
+
+    @property
+    def certified(self) -> float | None:
+        found = [own.result.certified for own in self.members if own.result.certified is not None]
+        return max(found, default=None)
 
     @property
     def bracket(self) -> list[Any]:

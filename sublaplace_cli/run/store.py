@@ -127,6 +127,11 @@ class Store:
                 writer.close()
         return read(self.open(key))
 
+    def remove(self, name: str) -> None:
+        """An artifact that is no longer needed, if it is there."""
+        self.folder.file(name).unlink(missing_ok=True)
+        self.artifacts.pop(name, None)
+
     def open(self, key: Key) -> Artifact:
         """An artifact that is known to exist."""
         artifact = self.folder.find(key.name, key.kind, **key.facts)

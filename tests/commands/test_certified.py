@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from cli.cli_tools import Project
 from commands.in_process import Notes, result_of
+from safetensors.torch import load_file
 
 from sublaplace_cli.cli.settings import Settings
 from sublaplace_cli.core.posterior.certified import intervals
+from sublaplace_cli.core.posterior.certified.system import System
 from sublaplace_cli.errors import NumericsError, UserError
 from sublaplace_cli.run.full import certifier
 
@@ -135,6 +137,39 @@ def test_an_interrupted_run_goes_on_with_the_next_batch(tmp_path: Path, monkeypa
     assert found["rows"] == expected["rows"]
     for own, before in zip(found["rows"], whole["rows"], strict=True):
         assert own["w2"] == pytest.approx(before["w2"], abs=own["half_widths"]["w2"] + before["half_widths"]["w2"])
+
+
+@pytest.mark.usefixtures("weak")
+def test_a_batch_that_was_interrupted_goes_on_from_its_last_solutions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, multiply, notes, steps = made(tmp_path / "p", rows=130), System.multiply, Notes(), [0]
+    expected = run(project, "whole", full="certified", method="gradient", tolerance=1e-6)
+
+    def counted(*arguments: Any) -> Any:
+        steps[0] += 1
+        if steps[0] == limit:
+            raise KeyboardInterrupt
+        return multiply(*arguments)
+
+    limit = -1
+    monkeypatch.setattr(System, "multiply", lambda own, X, dtype: counted(own, X, dtype))
+    run(project, "counted", full="certified", method="gradient", tolerance=1e-6)
+    whole, steps[0] = steps[0], 0
+    assert whole > 2
+    monkeypatch.setattr(certifier, "KEEP_SECONDS", 0.0)
+    limit = 2
+    with pytest.raises(KeyboardInterrupt):
+        run(project, "again", full="certified", method="gradient", tolerance=1e-6)
+    kept = load_file(project.folder / "again" / "solutions-test-1e-06.safetensors")["z"]
+    assert float(kept.abs().max()) > 0
+    steps[0] = limit  # past it
+    found = run(project, "again", notes, full="certified", method="gradient", tolerance=1e-6)
+    assert "continuing with solutions-test-1e-06" in notes.said
+    assert steps[0] - limit <= whole
+    assert not list((project.folder / "again").glob("solutions-*"))
+    (own,), (before,) = found["rows"], expected["rows"]
+    assert own["w2"] == pytest.approx(before["w2"], abs=own["half_widths"]["w2"] + before["half_widths"]["w2"])
 
 
 @pytest.mark.usefixtures("weak")

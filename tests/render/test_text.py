@@ -306,3 +306,7 @@ def test_titles(sweep):
     silent = dataclasses.replace(found, setup=dataclasses.replace(found.setup, noise_variance=None))
     assert title(silent) == said.removesuffix(", noise variance 0.5")
     assert title(Listing({"schema": 1})) == ""
+    known = result(row(), details={"certified": {"tolerance": 0.05, "widest": 0.0206}})
+    assert title(known) == f"{said}, σ of full certified to ± 2.1 %"
+    both = combine([("a", 0), ("b", 0)], [known, result(row())])
+    assert title(both) == f"{said}, σ of full certified to ± 2.1 %".replace("regression: ", "regression: 2 runs, ")

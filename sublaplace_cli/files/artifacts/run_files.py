@@ -18,7 +18,7 @@ from .atomic import digest_of
 MANIFEST = "run.json"
 LOCK_NAME = ".lock"
 IGNORE = ".gitignore"
-KINDS = "jacobians|scores|indices|path|posterior|predictions|certified|freedom|hyperparameters"
+KINDS = "jacobians|scores|indices|path|posterior|predictions|certified|solutions|freedom|hyperparameters"
 OWN_FILE = re.compile(rf"evaluation\.json|({KINDS})[\w.+-]*\.safetensors(\.part(\.json)?)?")
 LEFTOVER = re.compile(r"\.(run\.json|evaluation\.json|\.gitignore|[\w.+-]+\.safetensors(\.part\.json)?)\.\d+\.part")
 IDENTIFYING = {"weights", "data", "spec"}  # among the keys of every identity

@@ -11,7 +11,7 @@ from pydantic import ValidationError, model_validator
 
 from ...catalog import FULL, METHODS
 from ..spec.part import described
-from .metadata import Count, Metadata, Name, NotNegative, Positive, Rules, RunMetadata
+from .metadata import Count, Metadata, Name, NotNegative, Positive, Rules, RunMetadata, Size
 from .posterior_schemas import CompactPosteriorData, FullPosteriorData
 from .tensor_rules import TensorRule, negative, not_positive
 
@@ -80,6 +80,11 @@ class CertifiedData(RunMetadata):
     }
 
 
+class SolutionData(RunMetadata):
+    first_row: Size
+    rules: ClassVar[Rules] = {"z": TensorRule("F64", ("rows", "vectors"))}
+
+
 class FreedomData(RunMetadata):
     rules: ClassVar[Rules] = {"numbers": TensorRule("F64", ("numbers",), negative)}
 
@@ -106,6 +111,7 @@ SCHEMAS: dict[str, type[Metadata]] = {
     "posterior": CompactPosteriorData,
     "predictions": PredictionData,
     "certified": CertifiedData,
+    "solutions": SolutionData,
     "freedom": FreedomData,
     "hyperparameters": TunedData,
 }

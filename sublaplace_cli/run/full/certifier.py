@@ -1,15 +1,24 @@
 """The full posterior without its Gram matrix: certified variances at the rows of a split, stored and resumed."""
 
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from ...core.jacobian.rows import Jacobian, n_outputs
 from ...core.jacobian.sharded import some_rows
 from ...core.omega.precision import Precision
-from ...core.posterior.certified.intervals import CertifiedVariances, certified_batches, joined_batches, rows_at_once
+from ...core.posterior.certified.intervals import (
+    CertifiedVariances,
+    Goal,
+    Solutions,
+    certified_batches,
+    joined_batches,
+    rows_at_once,
+)
 from ...core.posterior.certified.preconditioners import COPIES, cholesky_preconditioner, no_preconditioner
 from ...core.posterior.certified.system import System
 from ...core.posterior.certified.training_rows import SampledRows
@@ -17,12 +26,13 @@ from ...files.artifacts.artifact import Artifact
 from ...files.artifacts.layout import by_rows
 from ...files.artifacts.row_writer import RowWriter
 from ..run import Run
-from ..store import Key
+from ..store import Key, Store
 
 MOST_STEPS = 1000  # products with the Gram matrix for one batch of rows: each is two passes over the training rows
 # Of the preconditioner: a column costs about as much as a product with one vector, and saves steps of all.
 PRECONDITIONER_RANK, PRECONDITIONER_SHARE = 2000, 8
 SAMPLED_OUTPUTS = 128  # of the training rows whose variances stand for those of all
+KEEP_SECONDS = 60.0  # longest work that a kill may lose, besides one step
 TRAINING_SAMPLE = "train-sample"
 LABEL = "certified variances: {} rows"
 
@@ -36,9 +46,43 @@ def certified_stem(name: str, tolerance: float) -> str:
     return f"certified-{name}-{tolerance:g}"
 
 
+def solutions_stem(name: str, tolerance: float) -> str:
+    """Name of the artifact with what is known of an unfinished batch."""
+    return f"solutions-{name}-{tolerance:g}"
+
+
 def certified_bytes(rows: int, C: int) -> int:
     """Of that artifact: two bounds, the covariances, the number of steps."""
     return 8 * rows * (2 * C + C * C + 1)
+
+
+@dataclass
+class StoredSolutions(Solutions):
+    """The solutions of the current batch, stored now and then."""
+
+    store: Store
+    name: str
+    shape: tuple[int, int]  # N·C of the training rows, and the outputs of a row
+    kept: float = field(default_factory=time.monotonic)  # the time when they were last
+
+    def load(self, first_row: int) -> Tensor | None:
+        path = self.store.folder.file(self.name)
+        if self.store.force or not path.exists():
+            return None
+        artifact = self.store.open(Key("solutions", self.name))
+        shape = artifact.meta["tensors"]["z"]["shape"]
+        if artifact.meta["first_row"] != first_row or shape[0] != self.shape[0] or shape[1] % self.shape[1]:
+            return None
+        self.store.reporter.note(f"continuing with {self.name}")
+        return artifact.tensor("z", tuple(shape)).to(self.store.device)
+
+    def is_due(self) -> bool:
+        return time.monotonic() - self.kept >= KEEP_SECONDS
+
+    def keep(self, first_row: int, z: Tensor) -> None:
+        if self.store.fits(self.name, {"z": z}):
+            self.store.put(Key("solutions", self.name, facts={"first_row": first_row}), z, lambda own: ({"z": own}, {}))
+        self.kept = time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -89,13 +133,20 @@ class Certifier:
                 return CertifiedVariances(low, high, covariance, tolerance, round(float(steps.sum())))
 
             found = run.store.get_by_rows(key, plans, write, read)
+            run.store.remove(solutions_stem(name, tolerance))
         self._say(name, found)
         return found
 
     def _batches(self, name: str, rows: Jacobian, first_row: int) -> Iterator[tuple[slice, CertifiedVariances]]:
         label, progress = LABEL.format(name.replace("-", " ")), self.run.reporter.progress
-        asked = self.run.job.compute.tolerance, MOST_STEPS, first_row
-        return certified_batches(self.system, rows, *asked, progress, label)
+        goal = Goal(self.run.job.compute.tolerance, MOST_STEPS)
+        shape = self.omega.n_rows, n_outputs(rows)
+        kept = (
+            StoredSolutions(self.run.store, solutions_stem(name, goal.tolerance), shape)
+            if self.run.store.keeps
+            else None
+        )
+        return certified_batches(self.system, rows, goal, first_row, progress, label, kept)
 
     def _say(self, name: str, found: CertifiedVariances) -> None:
         if missed := len(found.missed):

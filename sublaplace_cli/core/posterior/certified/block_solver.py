@@ -21,11 +21,11 @@ def solve_block(
     bounds: Tensor,
     share: float,
     most_steps: int,
-    tell: Callable[[Tensor, Tensor], None],
+    tell: Callable[[Tensor, Tensor, Tensor], None],
 ) -> tuple[Tensor, int]:
     """(x, steps): x ≈ M⁻¹R, until the squared residual of each column is at most a share of its bound u.
 
-    `bounds` are u at x = 0 (r,); each step lowers them. `tell(squared residuals, bounds)` is called before each step.
+    `bounds` are u at x = 0 (r,); each step lowers them. Before each, `tell(squared residuals, bounds, x)` is called.
     """
     sizes = torch.linalg.vector_norm(R, dim=0)
     basis, C = _orthonormal(R / sizes.clamp(min=torch.finfo(torch.float64).tiny))
@@ -34,7 +34,7 @@ def solve_block(
     least = VISIBLE * torch.finfo(torch.float64).eps * bounds
     for step in range(most_steps):
         squares = C.square().sum(0)
-        tell(squares, u)
+        tell(squares, u, X)
         if bool((squares <= torch.maximum(share * u, least)).all()):
             return X, step
         MS = multiply(S)

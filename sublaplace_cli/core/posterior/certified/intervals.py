@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +26,14 @@ MOST_AT_ONCE = 256
 PARAMETER_VECTORS, ROW_VECTORS, BATCH_SHARE = 5, 12, 2
 SAFETY = 0.9  # of the tolerance: the recurrences stop there, so that rounding rarely makes a second round necessary
 LEAST_GAIN = 0.5  # a round that narrows no interval to this part of its width is the last
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Each σ to within ± `tolerance` of its middle, with at most so many products with K for a batch of gradients."""
+
+    tolerance: float
+    most_steps: int
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,30 @@ class CertifiedVariances:
     def missed(self) -> Tensor:
         """Rows with an output whose interval is wider than the tolerance (m,)."""
         return (self.half_width > self.tolerance).any(1).nonzero().squeeze(1)
+
+
+class Solutions(Protocol):
+    """Keeps the approximate solutions of an unfinished batch, so that an interrupted run need not start it again."""
+
+    def load(self, first_row: int) -> Tensor | None:
+        """Those of the batch that starts with this row, as they were kept last (N·C, m·C)."""
+
+    def is_due(self) -> bool:
+        """Whether they should be kept now."""
+
+    def keep(self, first_row: int, z: Tensor) -> None: ...
+
+
+class NotKept(Solutions):
+    """The default: a batch that is interrupted starts again."""
+
+    def load(self, first_row: int) -> None:
+        return None
+
+    def is_due(self) -> bool:
+        return False
+
+    def keep(self, first_row: int, z: Tensor) -> None: ...
 
 
 @dataclass
@@ -88,26 +121,28 @@ def certified_variances(
     `most_steps` is the most products with K for one batch of gradients; rows that would need more are `missed`.
     """
     system = System(precision, preconditioner or no_preconditioner(precision))
-    return joined_batches([found for _, found in certified_batches(system, test, tolerance, most_steps, 0, progress)])
+    goal = Goal(tolerance, most_steps)
+    return joined_batches([found for _, found in certified_batches(system, test, goal, 0, progress)])
 
 
 def certified_batches(
     system: System,
     test: Jacobian,
-    tolerance: float,
-    most_steps: int,
+    goal: Goal,
     first_row: int = 0,
     progress: ProgressFactory = NoProgress,
     label: str = "certified variances of the full posterior",
+    solutions: Solutions | None = None,
 ) -> Iterator[tuple[slice, CertifiedVariances]]:
     """(rows, their variances) of one batch after the other, from a row on; batches lie on a fixed grid."""
     n_rows, C, step = len(test.outputs), n_outputs(test), rows_at_once(system.precision, n_outputs(test))
     with progress(label, n_rows * C) as bar:
         bar.advance(first_row * C)
-        watch = _Watch(bar, label, tolerance, first_row * C, first_row * C)
+        watch = _Watch(bar, label, goal.tolerance, first_row * C, first_row * C)
         for first in range(first_row, n_rows, step):
             rows = slice(first, min(first + step, n_rows))
-            yield rows, _certify(system, _gradients(system.precision, test, rows), C, most_steps, watch)
+            G, kept = _gradients(system.precision, test, rows), solutions or NotKept()
+            yield rows, _certify(system, G, C, goal.most_steps, watch, kept, first)
             watch.finished = rows.stop * C
 
 
@@ -154,17 +189,26 @@ def _gradients(precision: Precision, test: Jacobian, rows: slice) -> Tensor:
     return pull(test, chosen.to(precision.root.device), precision.memory).mul_(precision.prior.rsqrt().unsqueeze(1))
 
 
-def _certify(system: System, G: Tensor, C: int, most_steps: int, watch: _Watch) -> CertifiedVariances:
+def _certify(
+    system: System, G: Tensor, C: int, most_steps: int, watch: _Watch, solutions: Solutions, first_row: int
+) -> CertifiedVariances:
     """Of a batch of gradients (p, m·C)."""
     # Half-width t of σ means low = high·((1 − t)/(1 + t))²: the residual may be the rest of it.
     target = SAFETY * watch.tolerance
     share, before = 1 - ((1 - target) / (1 + target)) ** 2, watch.finished
-    root, z = system.preconditioner.inverse_root, G.new_zeros(system.precision.n_rows, G.shape[1])
-    found, steps, dtype = system.certificate(G), 1, system.row_dtype
+    root, known = system.preconditioner.inverse_root, solutions.load(first_row)
+    z = G.new_zeros(system.precision.n_rows, G.shape[1]) if known is None else known
+    found, steps, dtype = system.certificate(G, known), 1, system.row_dtype
     low, high = found.low, found.high
     if not bool(torch.isfinite(high).all()):
         raise NumericsError("the gradient of a row is not finite", reason=Reason.GRADIENT_NOT_FINITE)
     left = torch.arange(G.shape[1], device=G.device)  # the columns that are not finished
+
+    def tell(squares: Tensor, u: Tensor, X: Tensor) -> None:
+        watch(squares, u)
+        if solutions.is_due():
+            solutions.keep(first_row, z.index_add(1, left, root(X)))
+
     while True:
         still = ~within(low[left], high[left], watch.tolerance)
         left, residual = left[still], found.residual[:, still]
@@ -173,7 +217,7 @@ def _certify(system: System, G: Tensor, C: int, most_steps: int, watch: _Watch) 
             break
         # Nothing depends on how well the solver does: float32 products make it faster, and the certificate is exact.
         multiply = partial(system.multiply, dtype=dtype)
-        changes, taken = solve_block(multiply, root(residual), found.high[still], share, most_steps - steps - 1, watch)
+        changes, taken = solve_block(multiply, root(residual), found.high[still], share, most_steps - steps - 1, tell)
         width = half_width(low[left], high[left])
         z[:, left] += root(changes)
         found, steps = system.certificate(G[:, left], z[:, left]), steps + taken + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 
 from comparing import SLACK, Means
@@ -37,10 +38,10 @@ def sketches(lines: Mapping[str, Sequence[Line]]) -> str:
             f"{', '.join(f'`{method}`' for method in SIZED)} were run: {counted(some)}. {repeated(some)} "
             f"{overshoot(some)}",
             "In how many of these places (a data set and a network, with its mean over replications) the mean W2 of "
-            f"one is below / above that of another by more than {SLACK:.0%}:",
+            f"one is below / above that of another by more than {percent(SLACK)}:",
             by_k(some, ks),
             "At which k the sums are closer than the better of `gradient` and `greedy`, both plain or both rescaled, "
-            f"by more than {SLACK:.0%}, and in parentheses at which they are further by as much:",
+            f"by more than {percent(SLACK)}, and in parentheses at which they are further by as much:",
             by_place(some, ks),
             folded("relative W2 of all four, the least in bold", numbers(some, ks)),
         ]
@@ -79,14 +80,17 @@ def repeated(lines: Sequence[Line]) -> str:
         )
         if chosen and sums:
             gaps.append(abs(sums[0] / chosen[0] - 1))
+    if not gaps or max(gaps) < ROUNDING:
+        return ""
     return (
-        "Where they were added to a run of an earlier version, its network was trained again from the same seed: the "
-        f"mean σ of the full posterior then differs by {max(gaps):.2g} at most (in the median {median(gaps):.1g})."
+        "Where they were added to finished runs, of the same networks trained again, the other rows are of a version "
+        "that did not compare float32 gradients with float64 near the kinks of ReLU: the mean σ of the full posterior "
+        f"differs by {percent(max(gaps))} at most between the two, in the median by {percent(statistics.median(gaps))}."
     )
 
 
-def median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
+def percent(share: float) -> str:
+    return f"{100 * share:.1g} %"
 
 
 def overshoot(lines: Sequence[Line]) -> str:

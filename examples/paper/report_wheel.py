@@ -13,6 +13,8 @@ from drawing import LOOK, SKETCHES, Line, band, grouped, mean_and_error, plt, re
 
 ROUNDS, GAIN = 16_000, 49.0
 LEAST_SEEDS = 5  # for a method to be counted in the claim
+SUMS = "The sums of `sketch` and `gradient+sketch`, not in the paper, stay the same through a run; its seed draws them."
+NO_SUMS = "`sketch` and `gradient+sketch` have not been run here."
 OURS = (("gradient", "500"), ("greedy", "500"))  # the two that the paper finds far below the rest
 PAPER = {  # final regret, mean and standard error over 25 seeds, as the paper has it
     "0.95": {
@@ -68,8 +70,8 @@ def wheel(lines: list[Line], folder: Path) -> str:
             "updates come before the first 20 rounds, not after them. `map` samples nothing, so it stands under one "
             "reading. A run has failed where it lost more than one quadrant is worth, T (1 − δ²) · 49 / 4. S, Ω and "
             "σ₀² are made anew before each 20 rounds, and stay for these; `greedy` searches 2k candidates. ± is the "
-            "standard error; seconds (median) on one core while others were busy. The sums of `sketch` and "
-            "`gradient+sketch`, which are not in the paper, stay the same through a run; its seed draws them.",
+            "standard error; seconds (median) on one core while others were busy. "
+            + (SUMS if any(line["method"] in SKETCHES for line in lines) else NO_SUMS),
             table([*head, "paper (25 seeds)", "seconds a run"], rows),
             "**Does the paper's claim hold, that `gradient` and `greedy` with k = 500 have far less regret than the "
             "rest?** Counted over the others in the paper (`map` and k = 100 among them), with at least five seeds "

@@ -98,7 +98,9 @@ def test_the_report_tells_where_sums_are_closer(results):
     text = (results / "RESULTS.md").read_text()
     assert "A plain sketch is no sub-network: its kernel is that of the full posterior on average over seeds" in text
     section = text.split("## Random sums of gradients")[1].split("\n## ")[0]
-    assert "made: 2; binary, resnet20, 24: 1; single-logit, resnet20, 24: 1; ten-class, resnet20, 6: 1" in section
+    assert (
+        "year: made: 2 of 2; cifar: binary, resnet20, 24: 1 of 1; cifar: single-logit, resnet20, 24: 1 of 1;" in section
+    )
     assert "| `gradient+sketch, scale`, `greedy, scale` |" in section
 
 

@@ -16,7 +16,13 @@ ASKED: list[tuple[Way, Way]] = [
     *((("gradient+sketch", kind), ("sketch", kind)) for kind in (PLAIN, RESCALED)),
     *(((sums, RESCALED), ("norm", PLAIN)) for sums in SKETCHES),
 ]
+WAYS = [(sums, kind) for kind in (PLAIN, RESCALED) for sums in SKETCHES]
+SHARE = 10
 CELLS = {"year": ("dataset",), "cifar": ("dataset", "model", "n_train"), "uci": ("dataset", "model")}
+OF_PAIRS = (
+    "In how many places (a data set and a network, with its mean over replications) the mean W2 of the first is below "
+    "/ above that of the second by more than the same."
+)
 ROUNDING = 1e-5  # of the digits in the tables
 ALARM = """\
 A plain sketch is no sub-network: its kernel is that of the full posterior on average over seeds, so its variance may
@@ -35,14 +41,14 @@ def sketches(lines: Mapping[str, Sequence[Line]]) -> str:
             "`sketch` adds up all parameters' gradients, each with a random sign, in k sums; `gradient+sketch` keeps "
             "the k/2 parameters that `gradient` chooses, and makes k/2 sums of all others. Neither is in the paper. "
             "Signs and groups are the same in every replication. This section has the replications in which all of "
-            f"{', '.join(f'`{method}`' for method in SIZED)} were run: {counted(some)}. {repeated(some)} "
+            f"{', '.join(f'`{method}`' for method in SIZED)} were run: {counted(some, lines)}. {repeated(some)} "
             f"{overshoot(some)}",
-            "In how many of these places (a data set and a network, with its mean over replications) the mean W2 of "
-            f"one is below / above that of another by more than {percent(SLACK)}:",
-            by_k(some, ks),
-            "At which k the sums are closer than the better of `gradient` and `greedy`, both plain or both rescaled, "
-            f"by more than {percent(SLACK)}, and in parentheses at which they are further by as much:",
+            "How often the mean W2 over replications is below, and above, the better of `gradient` and `greedy` by "
+            f"more than {percent(SLACK)}, both plain or both rescaled:",
+            by_share(some, ks),
+            "At which k it is below, and in parentheses at which it is above:",
             by_place(some, ks),
+            folded("one beside another, at every k", OF_PAIRS + "\n\n" + by_k(some, ks)),
             folded("relative W2 of all four, the least in bold", numbers(some, ks)),
         ]
     )
@@ -55,14 +61,27 @@ def paired(lines: Sequence[Line], study: str) -> list[Line]:
     found = []
     for key, own in grouped(known, *cell, "seed", "rescale").items():
         if set(SIZED) <= {line["method"] for line in own}:
-            place = {"place": ", ".join(key[: len(cell)])}
+            place = {"place": place_of(study, key)}
             found += [line | place for line in own if line["method"] in (*SIZED, "norm")]
     return found
 
 
-def counted(lines: Sequence[Line]) -> str:
-    seeds = {place: len({line["seed"] for line in own}) for (place,), own in grouped(lines, "place").items()}
-    return "; ".join(f"{place}: {count}" for place, count in seeds.items())
+def place_of(study: str, key: Sequence[str]) -> str:
+    return f"{study}: {', '.join(key[: len(CELLS[study])])}"
+
+
+def counted(some: Sequence[Line], lines: Mapping[str, Sequence[Line]]) -> str:
+    """In how many replications of each place they were run, of those that there are, and where not at all."""
+    seeds = {place: len({line["seed"] for line in own}) for (place,), own in grouped(some, "place").items()}
+    every = {
+        place_of(study, key): len({line["seed"] for line in own})
+        for study, cell in CELLS.items()
+        for key, own in grouped(lines.get(study, []), *cell).items()
+    }
+    missing = [place for place in every if place not in seeds]
+    return "; ".join(f"{place}: {count} of {every[place]}" for place, count in seeds.items()) + (
+        f"; nowhere in {'; '.join(missing)}" if missing else ""
+    )
 
 
 def full_mean(line: Line) -> float:
@@ -119,21 +138,43 @@ def by_k(lines: Sequence[Line], ks: Sequence[int]) -> str:
     return table(["mean W2", *(f"k = {k}" for k in ks)], rows)
 
 
+Standing = tuple[int, bool, bool]  # k, and whether the sums are closer and further than the better of the two
+
+
+def standing(means: Means, place: str, sums: Way, ks: Sequence[int]) -> list[Standing]:
+    own, rivals = means.over_k((place,), sums), [means.over_k((place,), (m, sums[1])) for m in CHOSEN]
+    found = []
+    for k in (k for k in ks if str(k) in own):
+        value, best = own[str(k)], min(rival[str(k)] for rival in rivals)
+        found.append((k, value < best * (1 - SLACK), value * (1 - SLACK) > best))
+    return found
+
+
+def by_share(lines: Sequence[Line], ks: Sequence[int]) -> str:
+    """Apart for small k and large ones, beside the number of parameters."""
+    means = Means(lines, "place")
+    sizes = {place: int(own[0]["n_params"]) for (place,), own in grouped(lines, "place").items()}
+    rows = []
+    for way in WAYS:
+        sides: dict[bool, list[Standing]] = {True: [], False: []}
+        for place, size in sizes.items():
+            for seen in standing(means, place, way, ks):
+                sides[seen[0] <= size / SHARE].append(seen)
+        cells = [f"{sum(s[1] for s in side)} / {sum(s[2] for s in side)} of {len(side)}" for side in sides.values()]
+        rows.append([f"`{way_name(way)}`", *cells])
+    return table(["below / above", f"k up to p/{SHARE}", "larger k"], rows)
+
+
 def by_place(lines: Sequence[Line], ks: Sequence[int]) -> str:
     means, rows = Means(lines, "place"), []
     for (place,), own in grouped(lines, "place").items():
         cells = []
-        for kind in (PLAIN, RESCALED):
-            best = {k: min(means.over_k((place,), (m, kind)).get(str(k), float("nan")) for m in CHOSEN) for k in ks}
-            seen = [k for k in ks if best[k] == best[k]]
-            for sums in SKETCHES:
-                values = means.over_k((place,), (sums, kind))
-                closer = runs_of([values[str(k)] < best[k] * (1 - SLACK) for k in seen], seen)
-                further = runs_of([values[str(k)] * (1 - SLACK) > best[k] for k in seen], seen)
-                cells.append(f"{closer} ({further})" if seen else "not run")
+        for way in WAYS:
+            seen = standing(means, place, way, ks)
+            closer, further = (runs_of([s[which] for s in seen], [s[0] for s in seen]) for which in (1, 2))
+            cells.append(f"{closer} ({further})" if seen else "not run")
         rows.append([place, own[0]["n_params"], *cells])
-    names = [way_name((sums, kind)) for kind in (PLAIN, RESCALED) for sums in SKETCHES]
-    return table(["", "p", *(f"`{name}`" for name in names)], rows)
+    return table(["", "p", *(f"`{way_name(way)}`" for way in WAYS)], rows)
 
 
 def runs_of(holds: Sequence[bool], ks: Sequence[int]) -> str:

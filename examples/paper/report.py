@@ -93,8 +93,8 @@ def uci(lines: list[Line], folder: Path) -> str:
             "epoch is one step over all rows, and replication r takes split r mod 20. "
             "`kfac` is curvlinops' type-2 factorisation with the same prior.",
             "![W2 over k](uci.png)",
-            "Relative W2 (mean ± standard error over replications); `scale` and `hybrid` are `--rescale`, beyond the "
-            "paper:",
+            "Relative W2 (mean ± standard error over the replications of each method); `scale` and `hybrid` are "
+            "`--rescale`, beyond the paper:",
             *(text for text in at if text),
             compared(lines, "dataset", "model"),
             passing_kfac(lines, "dataset", "model"),

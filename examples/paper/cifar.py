@@ -13,7 +13,7 @@ import csv
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,29 @@ from typing import Any
 import numpy as np
 import torch
 from cifar_training import MEAN, STD, UPPER, normalised, train, weights_name
-from common import METRICS, PAPER_K, Notes, Place, evaluate, metric_lines, pending, save_weights, write_spec
+from common import (
+    METRICS,
+    PAPER_K,
+    Notes,
+    Part,
+    Place,
+    by_rescaling,
+    evaluate,
+    metric_lines,
+    save_weights,
+    unfinished,
+    write_spec,
+)
 from safetensors.torch import load_file
 
 from sublaplace_cli import cifar_resnet
 
 NAME = "cifar"
 PAPER_METHODS = ("gradient", "greedy", "subnet-diagonal", "last-k", "neural-linear")
-METHODS = (*PAPER_METHODS, "random", "kfac", "norm", "constant", "full")
-TEN_CLASS_METHODS = (*PAPER_METHODS, "random", "kfac", "full")
-RESCALED = ("gradient", "greedy", "random")
+SKETCHES = ("sketch", "gradient+sketch")
+METHODS = (*PAPER_METHODS, "random", *SKETCHES, "kfac", "norm", "constant", "full")
+TEN_CLASS_METHODS = (*PAPER_METHODS, "random", *SKETCHES, "kfac", "full")
+RESCALED = ("gradient", "greedy", "random", *SKETCHES)
 SUBSET = "cifar10_subset_2000_1000.npz"
 CLASSES = 10
 PER_CLASS = tuple(f"coverage95_class{c}" for c in range(CLASSES))
@@ -59,6 +72,13 @@ class Run:
     def ten(self) -> bool:
         return self.dataset == "ten-class"
 
+    @property
+    def ways(self) -> list[Part]:
+        """(method, rescaling) of this run."""
+        if self.ten:
+            return [(method, "none") for method in TEN_CLASS_METHODS]
+        return [*((m, "none") for m in METHODS), *((m, rescale) for rescale in ("scale", "hybrid") for m in RESCALED)]
+
 
 def runs(place: Place) -> Iterator[Run]:
     if place.quick:
@@ -76,15 +96,15 @@ def runs(place: Place) -> Iterator[Run]:
 
 
 def run(place: Place) -> None:
-    """All runs that are not in the table yet."""
-    table = place.table(NAME, COLUMNS, ("dataset", "model", "n_train"))
-    for one, folder in pending(place, NAME, table, runs(place)):
-        table.add(list(evaluated(place, one, folder)))
+    """All runs, or methods of a run, that are not in the table yet."""
+    table = place.table(NAME, COLUMNS, ("dataset", "model", "n_train", "method", "rescale"))
+    for one, folder, missing in unfinished(place, NAME, table, runs(place), lambda one: one.ways):
+        table.add(list(evaluated(place, one, folder, missing)))
         shutil.rmtree(folder / "run", ignore_errors=True)
         sys.stderr.write(f"cifar: {' '.join(one.key)}\n")
 
 
-def evaluated(place: Place, one: Run, folder: Path) -> Iterator[dict[str, Any]]:
+def evaluated(place: Place, one: Run, folder: Path, ways: Sequence[Part]) -> Iterator[dict[str, Any]]:
     data = place.data
     if data is None:
         data = folder
@@ -96,8 +116,7 @@ def evaluated(place: Place, one: Run, folder: Path) -> Iterator[dict[str, Any]]:
     options = {"gram_dtype": "float32", "pool": "paper"} if one.ten else {}
     reporter = None if place.quick else Notes()  # a run takes hours: show what it does
     measured = {"run_seconds": None, "threads": torch.get_num_threads()}
-    for rescale in ("none",) if one.ten else ("none", "scale", "hybrid"):
-        methods = TEN_CLASS_METHODS if one.ten else METHODS if rescale == "none" else RESCALED
+    for rescale, methods in by_rescaling(ways).items():
         file = folder / "predictions.csv"
         file.unlink(missing_ok=True)
         fresh, start = not (folder / "run").exists(), time.perf_counter()

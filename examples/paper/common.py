@@ -1,4 +1,4 @@
-"""What the studies share: paths, result tables that grow by one run at a time, and calls of the tool."""
+"""What the studies share: paths, result tables that grow by what is missing, and calls of the tool."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,7 @@ class SeedRun:
 
 
 AnyRun = TypeVar("AnyRun", bound=Keyed)
+Part = tuple[str, ...]  # the cells of the key columns that a run's own key leaves open
 HERE = Path(__file__).resolve().parent
 PAPER_K = (50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 METRICS = (
@@ -65,11 +66,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Results:
-    """A CSV that grows by the lines of one run at a time; runs that are in it are not repeated."""
+    """A CSV that grows by the lines of one run at a time; what is in it is not repeated."""
 
     path: Path
     columns: tuple[str, ...]
-    key: tuple[str, ...]  # the columns that identify the run of a line
+    key: tuple[str, ...]  # the columns that identify what is done at once: a run, or one method of it
 
     def done(self) -> set[tuple[str, ...]]:
         if not self.path.exists():
@@ -79,27 +80,32 @@ class Results:
             return self._keys(self._whole_runs(file.read()))
 
     def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Write all lines of a run at once, so that no run is there in part; skip a run that is there already."""
-        out = io.StringIO()
-        writer = csv.DictWriter(out, self.columns, lineterminator="\n", extrasaction="raise")
-        writer.writerows([{name: _cell(value) for name, value in line.items()} for line in lines])
+        """Write all lines of a run at once, so that no run is there in part; skip what is there already."""
         with open(self.path, "a+", newline="") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             before = file.read()
             whole = self._whole_runs(before) or self._header()
-            if self._keys(self._header() + out.getvalue()) <= self._keys(whole):
+            new = self._text(lines, self._keys(whole))
+            if not new:
                 return
             if not before:
                 file.write(whole)
             elif whole != before:  # the last write was cut off
                 file.truncate(len(whole.encode()))
-            file.write(out.getvalue())
+            file.write(new)
             file.flush()
             os.fsync(file.fileno())
 
     def _header(self) -> str:
         return ",".join(self.columns) + "\n"
+
+    def _text(self, lines: Sequence[Mapping[str, Any]], known: set[tuple[str, ...]]) -> str:
+        out = io.StringIO()
+        writer = csv.DictWriter(out, self.columns, lineterminator="\n", extrasaction="raise")
+        cells = [{name: _cell(value) for name, value in line.items()} for line in lines]
+        writer.writerows([line for line in cells if tuple(str(line[name]) for name in self.key) not in known])
+        return out.getvalue()
 
     def _keys(self, text: str) -> set[tuple[str, ...]]:
         return {tuple(line[name] for name in self.key) for line in csv.DictReader(io.StringIO(text, newline=""))}
@@ -118,8 +124,8 @@ class Results:
 
 
 def _cell(value: Any) -> Any:
-    """Floats to eight digits: more than agree between machines."""
-    return "" if value is None else f"{value:.8g}" if isinstance(value, float) else value
+    """Floats to six digits: more than agree between machines."""
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
 
 
 @contextmanager
@@ -138,13 +144,23 @@ def claimed(place: Place, name: str, wait: bool = False) -> Iterator[Path | None
 
 def pending(place: Place, study: str, table: Results, runs: Iterable[AnyRun]) -> Iterator[tuple[AnyRun, Path]]:
     """The runs that are not in the table and that no other process works on, each with its own folder."""
+    return ((one, folder) for one, folder, _ in unfinished(place, study, table, runs, lambda _: [()]))
+
+
+def unfinished(
+    place: Place, study: str, table: Results, runs: Iterable[AnyRun], parts: Callable[[AnyRun], Iterable[Part]]
+) -> Iterator[tuple[AnyRun, Path, list[Part]]]:
+    """The same for runs in parts, such as methods, with those that are missing: a finished table takes new methods."""
     known = table.done()
     for one in runs:
-        if one.key in known:
+        wanted = [part for part in parts(one) if (*one.key, *part) not in known]
+        if not wanted:
             continue
         with claimed(place, f"{study}/" + "-".join(one.key)) as folder:
-            if folder is not None and one.key not in table.done():
-                yield one, folder
+            done = table.done()
+            missing = [part for part in wanted if (*one.key, *part) not in done]
+            if folder is not None and missing:
+                yield one, folder, missing
 
 
 def save_weights(model: nn.Module, path: Path) -> None:
@@ -211,6 +227,14 @@ def evaluate(
         reporter=reporter,
         **{"max_artifact": "1GiB", **options},
     )
+
+
+def by_rescaling(ways: Iterable[Part]) -> dict[str, list[str]]:
+    """The methods of some (method, rescaling), for one `evaluate` each."""
+    found: dict[str, list[str]] = {}
+    for method, rescale in ways:
+        found.setdefault(rescale, []).append(method)
+    return found
 
 
 def metric_lines(result: Mapping[str, Any], **first: Any) -> list[dict[str, Any]]:

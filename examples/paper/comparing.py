@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from drawing import OF_K, PLAIN, Line, Way, grouped, mean_and_error, table, way_name
+from drawing import PLAIN, SUBNETS, Line, Way, grouped, mean_and_error, table, way_name
 
 SLACK = 0.01  # one is not further away than another if its mean W2 is not larger by more than this share
 MODERATE = {"p/3": 1 / 3, "p/5": 1 / 5}  # what the paper's "moderate subset sizes" may be: it gives no number
@@ -154,8 +154,8 @@ def kfac_claims(setup: str, lines: Sequence[Line], *cell: str) -> list[Claim]:
 
 
 def best_of(lines: Sequence[Line]) -> str:
-    """How often each plain method of k is the best of them, over the replications."""
-    plain = [line for line in lines if line["rescale"] == PLAIN and line["method"] in OF_K]
+    """How often each plain sub-network of size k is the best of them, over the replications."""
+    plain = [line for line in lines if line["rescale"] == PLAIN and line["method"] in SUBNETS]
     ks = sorted({int(line["k"]) for line in plain})
     wins: Counter[tuple[str, int, str]] = Counter()
     runs: Counter[int] = Counter()
@@ -164,7 +164,8 @@ def best_of(lines: Sequence[Line]) -> str:
         for metric in ("w2", "discrepancy"):
             wins[min(own, key=lambda line: float(line[metric]))["method"], int(k), metric] += 1
     rows = [
-        [f"`{method}`", *(f"{wins[method, k, 'w2']} / {wins[method, k, 'discrepancy']}" for k in ks)] for method in OF_K
+        [f"`{method}`", *(f"{wins[method, k, 'w2']} / {wins[method, k, 'discrepancy']}" for k in ks)]
+        for method in SUBNETS
     ]
     return table(["least W2 / least Dis", *(f"k = {k} (of {runs[k]})" for k in ks)], rows)
 

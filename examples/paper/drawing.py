@@ -23,6 +23,8 @@ LOOK = {
     "subnet-diagonal": ("#009E73", "v"),
     "last-k": ("#CC79A7", "^"),
     "random": ("#999999", "x"),
+    "sketch": ("#A50026", "<"),
+    "gradient+sketch": ("#B8A800", ">"),
     "neural-linear": ("#000000", "D"),
     "kfac": ("#E69F00", "P"),
     "norm": ("#56B4E9", "*"),
@@ -31,7 +33,9 @@ LOOK = {
     "full": ("#444444", "."),
     "map": ("#BBBBBB", "d"),
 }
-OF_K = ("gradient", "greedy", "random", "subnet-diagonal", "last-k")
+SUBNETS = ("gradient", "greedy", "random", "subnet-diagonal", "last-k")  # to which Theorem 1 applies
+SKETCHES = ("sketch", "gradient+sketch")
+OF_K = (*SUBNETS, *SKETCHES)
 
 
 def read(path: Path) -> list[Line]:

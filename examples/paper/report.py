@@ -17,14 +17,15 @@ from comparing import (
     passing_kfac,
     summary,
 )
-from drawing import LOOK, OF_K, PLAIN, Line, curves, folded, grouped, mean_and_error, read, shown, table
+from drawing import LOOK, OF_K, PLAIN, SKETCHES, Line, curves, folded, grouped, mean_and_error, read, shown, table
 from report_overview import overview
+from report_sketch import ALARM, sketches
 from report_theory import path_claim, theory, theory_claims
 from report_wheel import wheel, wheel_claims
 
-RESCALED = ("gradient", "greedy", "random")  # the methods that were run with --rescale as well
+RESCALED = ("gradient", "greedy", "random")  # the sub-networks that were run with --rescale as well
 PLAIN_WAYS = [(method, PLAIN) for method in LOOK]
-HEAD = """\
+HEAD = f"""\
 # The paper's experiments, with the tool
 
 Made by `bash examples/paper/run figures` from the tables in this folder; each table grows as its study goes on, so the
@@ -37,9 +38,10 @@ several places:
   all of them here, far more than 95 %: what comes close to it covers too much.
 - `greedy` searches all parameters in Setups A, B and D (`--pool all`); the paper's appendix has 2k + 1,000 candidates,
   as here in Setup C, its Algorithm 2 prints 2k, as here for the wheel and for the cost of Setup A.
-- `random` (the same positions in every replication), `variance`, `scale`, `hybrid`, `norm` and `constant` are not in
-  the paper, and `kfac` is in its Setup D alone. `variance` chooses, one after the other, the parameter that lowers Dis
-  the most.
+- `random` (the same positions in every replication), `sketch`, `gradient+sketch`, `variance`, `scale`, `hybrid`, `norm`
+  and `constant` are not in the paper, and `kfac` is in its Setup D alone. `variance` chooses, one after the other, the
+  parameter that lowers Dis the most.
+- {ALARM}
 
 What does a choice of parameters buy? Plain methods and the last four are not equals: those fit one number (`hybrid`:
 two) to the full posterior's variance of each training row with that row left out, which plain methods never see. `norm`
@@ -52,7 +54,7 @@ def run(place: Place) -> None:
     sections = {"theory": theory, "uci": uci, "year": year, "cifar": cifar, "wheel": wheel}
     lines = {name: found for name in sections if (found := read(place.results / f"{name}.csv"))}
     texts = [sections[name](found, place.results) for name, found in lines.items()]
-    text = "\n\n".join([HEAD, overview(lines), summary(all_claims(lines)), *texts])
+    text = "\n\n".join([HEAD, overview(lines), summary(all_claims(lines)), sketches(lines), *texts])
     (place.results / "RESULTS.md").write_text(text + "\n")
 
 
@@ -78,22 +80,21 @@ def all_claims(lines: dict[str, list[Line]]) -> list[Claim]:
 
 def uci(lines: list[Line], folder: Path) -> str:
     plain = [(m, PLAIN) for m in LOOK if m not in ("norm", "constant", "random")]
-    rescaled = [(m, r) for m in RESCALED for r in (PLAIN, "scale", "hybrid")]
+    rescaled = [(m, r) for m in RESCALED for r in (PLAIN, "scale", "hybrid")] + [(m, "scale") for m in SKETCHES]
     uci_curves(lines, folder / "uci.png", plain)
     uci_curves(lines, folder / "uci-rescaled.png", [*rescaled, ("norm", PLAIN), ("constant", PLAIN), ("kfac", PLAIN)])
-    counts = {key: len({line["seed"] for line in group}) for key, group in grouped(lines, "dataset", "model").items()}
     at = [uci_table(lines, model, k) for model, k in (("small", "500"), ("large", "2000"))]
     return "\n\n".join(
         [
             "## Setup D: UCI regressions",
-            "Replications so far: " + ", ".join(f"{d} {m} {n}" for (d, m), n in sorted(counts.items())) + ". "
-            "The paper has 50 for each. Training, prior and noise as in the paper; batch size and which splits go "
-            "with which seeds are not in it: here every epoch is one step over all rows, and replication r takes split "
-            "r mod 20. "
+            f"Replications so far: {replications(lines)}; of `sketch`: {replications(lines, 'sketch')}; of "
+            f"`gradient+sketch`: {replications(lines, 'gradient+sketch')}. The paper has 50 for each. Training, prior "
+            "and noise as in the paper; batch size and which splits go with which seeds are not in it: here every "
+            "epoch is one step over all rows, and replication r takes split r mod 20. "
             "`kfac` is curvlinops' type-2 factorisation with the same prior.",
             "![W2 over k](uci.png)",
-            "Relative W2 (mean ± standard error over replications); `scale` and `hybrid` are `--rescale`, beyond the "
-            "paper:",
+            "Relative W2 (mean ± standard error over the replications of each method); `scale` and `hybrid` are "
+            "`--rescale`, beyond the paper:",
             *(text for text in at if text),
             compared(lines, "dataset", "model"),
             passing_kfac(lines, "dataset", "model"),
@@ -104,6 +105,12 @@ def uci(lines: list[Line], folder: Path) -> str:
             "![rescaled](uci-rescaled.png)",
         ]
     )
+
+
+def replications(lines: list[Line], method: str = "gradient") -> str:
+    counts = grouped((line for line in lines if line["method"] == method), "dataset", "model")
+    seeds = {key: len({line["seed"] for line in group}) for key, group in sorted(counts.items())}
+    return ", ".join(f"{' '.join(key)} {count}" for key, count in seeds.items()) or "none"
 
 
 def uci_curves(lines: list[Line], path: Path, ways: Sequence[tuple[str, str]]) -> None:
@@ -122,9 +129,9 @@ def uci_table(lines: list[Line], model: str, k: str) -> str:
         return ""
     sets = sorted({line["dataset"] for line in some})
     ways = [
-        *((f"`{m}`, k = {k}", (m, k, "none")) for m in ("gradient", "greedy", "subnet-diagonal", "last-k", "random")),
+        *((f"`{m}`, k = {k}", (m, k, "none")) for m in OF_K),
         *((f"`{m}`", (m, None, "none")) for m in ("neural-linear", "kfac", "norm", "constant")),
-        *((f"`{m}`, k = {k}, {r}", (m, k, r)) for m in ("gradient", "greedy", "random") for r in ("scale", "hybrid")),
+        *((f"`{m}`, k = {k}, {r}", (m, k, r)) for m in (*RESCALED, *SKETCHES) for r in ("scale", "hybrid")),
     ]
     rows = []
     for name, (method, at, rescale) in ways:
@@ -161,7 +168,10 @@ def year(lines: list[Line], folder: Path) -> str:
     ]
     for (dataset,), own in grouped(lines, "dataset").items():
         seeds = len({line["seed"] for line in own})
-        texts.append(f"**{dataset}** ({YEAR_SETS[dataset]}; seeds: {seeds}; p = {own[0]['n_params']})")
+        sums = len({line["seed"] for line in own if line["method"] in SKETCHES})
+        texts.append(
+            f"**{dataset}** ({YEAR_SETS[dataset]}; seeds: {seeds}, of sketches {sums}; p = {own[0]['n_params']})"
+        )
         if own[0]["w2_low"] != "":
             texts.append(year_cost(own))
             continue
@@ -243,7 +253,7 @@ def cifar(lines: list[Line], folder: Path) -> str:
             "`kfac` leaves the parameters of batch normalisation at their prior. There being no "
             "ResNet-110, one is grown from the ResNet-56, its oracle, by blocks that begin as the identity (the "
             "weights before its head, `last-k`'s, are of such a block): it is here for its cost and not counted among "
-            "the claims.",
+            "the claims. Where `sketch` and `gradient+sketch` are not in a table, they have not been run.",
             compared([line for line in lines if line["model"] != "resnet110"], "dataset", "model", "n_train"),
             "![W2 and coverage over k](cifar.png)",
             *sections,

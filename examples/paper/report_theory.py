@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 from comparing import Claim, Count
-from drawing import OF_K, PLAIN, Line, grouped, table
+from drawing import PLAIN, SUBNETS, Line, grouped, table
 
 
 def held(lines: list[Line]) -> dict[tuple[str, str], Count]:
@@ -38,8 +38,8 @@ def theory_claims(lines: list[Line]) -> list[Claim]:
 
 
 def path_claim(uci_lines: list[Line]) -> Claim:
-    """Theorem 1 along the paths of the networks of Setup D."""
-    plain = [line for line in uci_lines if line["rescale"] == PLAIN and line["method"] in OF_K]
+    """Theorem 1 along the paths of the networks of Setup D; not for sketches, which are no sub-networks."""
+    plain = [line for line in uci_lines if line["rescale"] == PLAIN and line["method"] in SUBNETS]
     rises = []
     for own in grouped(plain, "dataset", "model", "seed", "method").values():
         ipv = [float(line["ipv"]) for line in sorted(own, key=lambda line: int(line["k"]))]

@@ -10,13 +10,25 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from common import METRICS, PAPER_K, Place, evaluate, metric_lines, pending, save_weights, train_full_batch, write_spec
+from common import (
+    METRICS,
+    PAPER_K,
+    Part,
+    Place,
+    by_rescaling,
+    evaluate,
+    metric_lines,
+    save_weights,
+    train_full_batch,
+    unfinished,
+    write_spec,
+)
 
 from sublaplace_cli import mlp
 
@@ -31,13 +43,16 @@ METHODS = (
     "subnet-diagonal",
     "last-k",
     "random",
+    "sketch",
+    "gradient+sketch",
     "neural-linear",
     "kfac",
     "norm",
     "constant",
     "full",
 )
-RESCALED = ("gradient", "greedy", "random")  # shown with --rescale as well
+RESCALED = ("gradient", "greedy", "random", "sketch", "gradient+sketch")  # shown with --rescale as well
+WAYS = [*((m, "none") for m in METHODS), *((m, rescale) for rescale in ("scale", "hybrid") for m in RESCALED)]
 COLUMNS = ("dataset", "model", "method", "k", "seed", "split", "rescale", "n_params", "noise_variance", *METRICS)
 
 
@@ -76,15 +91,15 @@ def made_data(path: Path) -> None:
 
 
 def run(place: Place) -> None:
-    """All runs that are not in the table yet."""
-    table = place.table(NAME, COLUMNS, ("dataset", "model", "seed"))
-    for one, folder in pending(place, NAME, table, runs(place)):
-        table.add(replication(place, one, folder))
+    """All runs, or methods of a run, that are not in the table yet."""
+    table = place.table(NAME, COLUMNS, ("dataset", "model", "seed", "method", "rescale"))
+    for one, folder, missing in unfinished(place, NAME, table, runs(place), lambda _: WAYS):
+        table.add(replication(place, one, folder, missing))
         shutil.rmtree(folder / "run", ignore_errors=True)
         sys.stderr.write(f"uci: {one.dataset}, {one.model} network, replication {one.seed}\n")
 
 
-def replication(place: Place, one: Run, folder: Path) -> list[dict]:
+def replication(place: Place, one: Run, folder: Path, ways: Sequence[Part]) -> list[dict]:
     """Train, evaluate, rescale."""
     rows = folder / "rows.npz" if place.data is None else place.data / f"uci_{one.dataset}.npz"
     if place.data is None:
@@ -94,8 +109,7 @@ def replication(place: Place, one: Run, folder: Path) -> list[dict]:
         save_weights(trained(rows, one, 100 if place.quick else EPOCHS), folder / "model.safetensors")
     common = {"dataset": one.dataset, "model": one.model, "seed": one.seed, "split": one.split}
     lines = []
-    for rescale in ("none", "scale", "hybrid"):
-        methods = METHODS if rescale == "none" else RESCALED
+    for rescale, methods in by_rescaling(ways).items():
         size = sum(parameter.numel() for parameter in mlp(**architecture(rows, one)).parameters())
         ks = [k for k in PAPER_K[:3] if place.quick] or [k for k in PAPER_K if k <= size]
         result = evaluate(spec, methods, ks, rescale=rescale, run_dir=folder / "run")

@@ -5,7 +5,7 @@ quadrant beyond radius δ; noise 0.01; three pulls of each arm, then 20 rounds a
 network 7–100–100–1, Adam at 3e-3 with gradients clipped at 1, batches of 512 from the replay buffer; prior precision 1,
 σ₀² the mean square of the last 200 prediction errors (made when the arm was chosen; at least 1e-6). Two readings of
 what is sampled: `total` adds σ₀² to the variance, as the formula in the appendix says; `epistemic` leaves it out.
-`greedy` searches among 2k candidates, as Algorithm 2 is printed.
+`greedy` searches among 2k candidates, as Algorithm 2 is printed. `sketch` and `gradient+sketch` are not in the paper.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from common import Place, pending
 from learner import Learner
 from torch import Tensor, nn
 
-from sublaplace_cli import Regression, fit, jacobian, mlp, precision, select
+from sublaplace_cli import Beside, Regression, Sketch, Subset, fit, jacobian, mlp, precision, select
 
 NAME = "wheel"
 ARMS, HIGH, LOW, NOISE = 5, 50.0, 1.0, 0.01
@@ -31,7 +32,7 @@ VARIANTS = ("total", "epistemic")
 RECENT, LEAST_NOISE = 200, 1e-6
 MEMORY, ROWS_PER_PASS = 2 * 2**30, 4096
 TRACE = 160  # points of a trace
-FIXED = ("neural-linear", "last-k")  # methods that choose the same parameters whatever the rows are
+FIXED = ("neural-linear", "last-k", "sketch")  # methods that choose the same whatever the rows are
 COLUMNS = ("method", "k", "delta", "seed", "regret", "variant", "seconds")
 KEY = ("method", "k", "delta", "seed", "variant")
 TRACE_COLUMNS = (*KEY, "round", "regret")
@@ -52,14 +53,15 @@ class Run:
 
 
 def runs(place: Place) -> Iterator[Run]:
-    """Five seeds of everything, then 25 of what the paper's claim is about, then 25 of the rest."""
+    """Five seeds of everything, then 25 of what the paper's claim is about, then 25 of the rest of the paper."""
     if place.quick:
-        for method, k in (("map", None), ("gradient", 100), ("greedy", 20)):
+        for method, k in (("map", None), ("gradient", 100), ("greedy", 20), ("sketch", 20), ("gradient+sketch", 20)):
             yield Run(method, k, 0.95, 0, "total", rounds=200)
         return
     first = [("gradient", 500), ("neural-linear", None), ("greedy", 500), ("last-k", 500), ("subnet-diagonal", 500)]
     rest = [("map", None), *((method, 100) for method in ("gradient", "greedy", "last-k", "subnet-diagonal"))]
-    for seeds, ways in ((range(5), first + rest), (range(5, 25), first[:3]), (range(5, 25), first[3:] + rest)):
+    sums = [(method, k) for k in (500, 100) for method in ("sketch", "gradient+sketch")]
+    for seeds, ways in ((range(5), first + rest + sums), (range(5, 25), first[:3]), (range(5, 25), first[3:] + rest)):
         for seed, variant, delta, (method, k) in itertools.product(seeds, VARIANTS, (0.95, 0.9), ways):
             if method != "map" or variant == VARIANTS[0]:  # which samples nothing
                 yield Run(method, k, delta, seed, variant)
@@ -115,7 +117,7 @@ class Agent:
         self.done = 0
         self.regret = torch.zeros(run.rounds, dtype=torch.float64)
         self.first = jacobian(self.model, self._rows(0, torch.arange(ARMS)), memory=MEMORY)
-        self.fixed: Tensor | None = None
+        self.fixed: Sketch | Beside | Subset | None = None
 
     def play(self) -> Tensor:
         """Cumulative regret after each round (T,)."""
@@ -160,15 +162,24 @@ class Agent:
         return (mean + variance.sqrt() * draws).reshape(ARMS, count).argmax(0)
 
     def _variance(self, rows: Tensor, noise: float) -> Tensor:
-        """g_Sᵀ Ω_SS⁻¹ g_S with S chosen again for the rows seen so far."""
+        """g_Sᵀ Ω_SS⁻¹ g_S with S chosen again for the rows seen so far; or with sums, which stay the same."""
         seen, new = (
             jacobian(self.model, x, like=self.first, rows_per_pass=ROWS_PER_PASS)
             for x in (self.inputs[: self.done], rows)
         )
         omega = precision(seen, Regression(noise), memory=MEMORY)
-        chosen = self.fixed
-        if chosen is None:
-            chosen = select(omega, self.run.method, self.run.k or 0, pool="2k").indices
+        chosen = self.fixed or features(omega, self.run)
         if self.run.method in FIXED:
             self.fixed = chosen
         return fit(omega, chosen).variance(new).flatten()
+
+
+def features(omega: Any, run: Run) -> Sketch | Beside | Subset:
+    """What the posterior is over; the sums of a run have its seed."""
+    k = run.k or 0
+    if run.method == "sketch":
+        return Sketch(k, run.seed)
+    if run.method == "gradient+sketch":
+        half = k // 2
+        return Beside(Subset(select(omega, "gradient", half).indices), Sketch(k - half, run.seed))
+    return Subset(select(omega, run.method, k, pool="2k").indices)

@@ -27,7 +27,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import METRICS, PAPER_K, Place, SeedRun, claimed, evaluate, metric_lines, pending, save_weights, write_spec
+from common import (
+    METRICS,
+    PAPER_K,
+    Place,
+    SeedRun,
+    claimed,
+    evaluate,
+    metric_lines,
+    save_weights,
+    unfinished,
+    write_spec,
+)
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -42,7 +53,7 @@ ORACLE_SEED = 1000
 LEAST_NOISE = 1e-3
 BOUNDS = ("w2_low", "w2_high")  # of `--full bracket`
 PAPER_METHODS = ("gradient", "greedy", "subnet-diagonal", "last-k", "neural-linear")
-METHODS = (*PAPER_METHODS, "random", "kfac", "norm", "constant", "ensemble", "full")
+METHODS = (*PAPER_METHODS, "random", "sketch", "gradient+sketch", "kfac", "norm", "constant", "ensemble", "full")
 COLUMNS = (
     *("dataset", "model", "method", "k", "seed", "n_params", "n_train", "n_test", "noise_variance", *METRICS),
     *(*BOUNDS, "train_seconds", "run_seconds", "peak_gb", "threads"),
@@ -86,16 +97,20 @@ def _exists(place: Place, name: str) -> bool:
 
 
 def run(place: Place) -> None:
-    """All runs that are not in the table yet."""
-    table = place.table(NAME, COLUMNS, ("dataset", "seed"))
-    todo = [SeedRun(name, seed) for name, one in sets(place).items() for seed in range(one.seeds)]
-    for one, folder in pending(place, NAME, table, todo):
-        table.add(list(replication(place, one, sets(place)[one.dataset], folder)))
+    """All runs, or methods of a run, that are not in the table yet."""
+    table, known = place.table(NAME, COLUMNS, ("dataset", "seed", "method")), sets(place)
+    todo = [SeedRun(name, seed) for name, one in known.items() for seed in range(one.seeds)]
+    methods = {name: [(method,) for method in one.methods] for name, one in known.items()}
+    for one, folder, missing in unfinished(place, NAME, table, todo, lambda one: methods[one.dataset]):
+        wanted = [method for (method,) in missing]
+        table.add(list(replication(place, one, known[one.dataset], folder, wanted)))
         shutil.rmtree(folder / "run", ignore_errors=True)
         sys.stderr.write(f"year: {one.dataset}, seed {one.seed}\n")
 
 
-def replication(place: Place, one: SeedRun, what: Set, folder: Path) -> Iterator[dict[str, Any]]:
+def replication(
+    place: Place, one: SeedRun, what: Set, folder: Path, methods: Sequence[str]
+) -> Iterator[dict[str, Any]]:
     """Train the network, the oracle and, for the ensemble, those of the other seeds; evaluate."""
     rows = prepared(place, what.rows)
     members = [trained(place, rows, what, f"seed{seed}", seed, what.epochs) for seed in range(what.seeds)]
@@ -105,7 +120,7 @@ def replication(place: Place, one: SeedRun, what: Set, folder: Path) -> Iterator
         shutil.rmtree(folder / "run", ignore_errors=True)
     fresh, start = not (folder / "run").exists(), time.perf_counter()
     options = {} if what.full == "exact" else {"full": what.full, "pool": "2k"}
-    result = evaluate(spec, what.methods, what.ks, run_dir=folder / "run", max_artifact="1GiB", **options)
+    result = evaluate(spec, methods, what.ks, run_dir=folder / "run", max_artifact="1GiB", **options)
     timing = {
         "train_seconds": members[one.seed][1],
         "run_seconds": round(time.perf_counter() - start, 1) if fresh else None,

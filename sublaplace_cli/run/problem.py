@@ -143,7 +143,7 @@ class Problem:
         def make() -> Scores:
             made = self.compute_scores()
             # With the rounding of diag(Ω), which is stored: a later run that reads it computes the same.
-            return Scores(made.score, made.data_diagonal + prior - prior)
+            return Scores(made.score, (made.data_diagonal + prior).sub_(prior))
 
         return run.store.get(Key("scores", "scores", {}, facts, "scores"), make, read, write)
 
@@ -165,7 +165,8 @@ class Problem:
         else:
             root = rows.root(self.run.unit_likelihood) if weighted else None
             total = squared_gradients(rows.jacobian, root, self.run.memory)
-        return total / (self.hyperparameters.noise_variance or 1.0) if weighted else total
+        noise_variance = self.hyperparameters.noise_variance
+        return total / noise_variance if weighted and noise_variance else total
 
     @cached_property
     def full(self) -> FullOfRun:

@@ -95,10 +95,10 @@ def test_a_step_goes_on_with_half_the_memory(project: Project, monkeypatch: pyte
     expected = run(project, Notes(), "whole", memory="64MiB")
     whole, failures = full_of_run.fit_full, [torch.OutOfMemoryError("injected"), MemoryError()]
 
-    def fit(precision):
+    def fit(precision, *next_rows):
         if failures:
             raise failures.pop()
-        return whole(precision)
+        return whole(precision, *next_rows)
 
     monkeypatch.setattr(full_of_run, "fit_full", fit)
     notes = Notes()

@@ -23,6 +23,8 @@ GRAM_STRIP = 128
 DENSE_BYTES = 64 * 2**20
 FLOAT64 = torch.float64
 Strips = Sequence[tuple[int, int]]  # [first, last) rows of each
+Pair = tuple[Tensor, Tensor]
+PairOfStrips = tuple[Strips | None, Strips | None]
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,30 @@ class Block(ABC):
                 add_upper(total, X.to(dtype), flat)
             return
         cuts = other.cuts if self.fits_any_cut else self.cuts
-        for A, B in zip(self.written_out(cuts, 1 / prior), other.written_out(cuts), strict=True):
+        # As in `add_grams`, where that is one number.
+        scales = (prior.rsqrt(), prior.rsqrt()) if is_constant(prior) else (1 / prior, None)
+        for A, B in zip(self.written_out(cuts, scales[0]), other.written_out(cuts, scales[1]), strict=True):
             add_products(total, A.to(dtype), B.to(dtype), flat)
+
+    def add_grams(
+        self, beside: "Block", prior: Tensor, products: Pair, strips: PairOfStrips, dtype: torch.dtype
+    ) -> None:
+        """`add_gram` with itself, and of the rows beside it with it: to the last bit, but written out only once."""
+        if self.cuts != beside.cuts or not is_constant(prior) or self.is_factored(beside, prior):
+            self.add_gram(self, prior, products[0], strips[0], dtype)
+            beside.add_gram(self, prior, products[1], strips[1], dtype)
+            return
+        own = flat_strips(strips[0], self.n_rows, self.n_outputs)
+        other = flat_strips(strips[1], beside.n_rows, beside.n_outputs)
+        scale = prior.rsqrt()
+        for X, Y in zip(self.written_out(self.cuts, scale), beside.written_out(self.cuts, scale), strict=True):
+            A = X.to(dtype)
+            add_upper(products[0], A, own)
+            add_products(products[1], Y.to(dtype), A, other)
+
+    def is_factored(self, other: "Block", prior: Tensor) -> bool:
+        """Whether some Gram matrix of these two blocks is computed without writing them out."""
+        return False
 
     def own_products(self, prior: Tensor) -> Tensor:
         """Jₙ V⁻¹ Jₙᵀ of each row (m, C, C): on the diagonal, squared norms in the metric V⁻¹."""
@@ -197,6 +221,10 @@ class DenseBlock(Block):
 
     def push(self, x: Tensor) -> Tensor:
         return torch.stack([self.flat[:, cut].to(x.dtype) @ x[cut] for cut in self.cuts]).sum(0)
+
+
+def is_constant(prior: Tensor) -> bool:
+    return bool((prior == prior[0]).all())
 
 
 def add_upper(total: Tensor, X: Tensor, strips: Strips | None = None) -> None:

@@ -156,7 +156,7 @@ def prepare_capture(model: nn.Module, layout: Layout, sample: Inputs, memory: in
     # A random u checks all of J at once: an error that it misses would have to be orthogonal to u.
     u = torch.randn(row_count(few), C, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     truth = combined_gradients(model, [part.name for part in layout.parameters], u, few)
-    found = recognise(model, layout, sample)
+    found = recognise(model, layout, few)
     capture = _with_layers(Capture(model, layout, C, (), layout.parameters, notes=found.notes), found.layers, few)
     while True:
         with PeakMemory() as memory_used:  # not that inside kernels

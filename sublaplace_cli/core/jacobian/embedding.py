@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .blocks import FLOAT64, Block, DenseBlock, Strips, narrow_strips, weighted
+from .blocks import FLOAT64, Block, DenseBlock, Strips, is_constant, narrow_strips, weighted
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class EmbeddingBlock(Block):
     def add_gram(
         self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
     ) -> None:
-        if not isinstance(other, EmbeddingBlock) or not bool((prior == prior[0]).all()):
+        if not isinstance(other, EmbeddingBlock) or not is_constant(prior):
             super().add_gram(other, prior, total, strips, dtype)
             return
         met, C = other._entries(prior[0], dtype), self.n_outputs
@@ -52,6 +52,9 @@ class EmbeddingBlock(Block):
             first = a if other is self else 0
             part = total[a * C : b * C, first * other.n_outputs :]
             self.rows(a, b)._entries(prior[0], dtype).add_products(met.from_row(first), part)
+
+    def is_factored(self, other: Block, prior: Tensor) -> bool:
+        return isinstance(other, EmbeddingBlock) and is_constant(prior)
 
     def _entries(self, v: Tensor, dtype: torch.dtype) -> "_Entries":
         """The entries that a row uses, each once, with the sum of its gradients in the prior's metric."""
@@ -63,7 +66,7 @@ class EmbeddingBlock(Block):
         return _Entries(used // m, used % m, total.view(-1, C, d).to(dtype))
 
     def own_products(self, prior: Tensor) -> Tensor:
-        if not bool((prior == prior[0]).all()):
+        if not is_constant(prior):
             return torch.cat([self.rows(i, i + 1).dense().own_products(prior) for i in range(self.n_rows)])
         delta = self.deltas.double()
         return delta.flatten(2) @ self._summed(delta).flatten(2).mT / prior[0]

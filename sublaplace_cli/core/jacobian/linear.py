@@ -101,6 +101,11 @@ class LinearBlock(Block):
         for some, right, part in strip_pairs(own, met, total, strips):
             some._add_strip(right, v_weight, v_bias, part)
 
+    def is_factored(self, other: Block, prior: Tensor) -> bool:
+        if not isinstance(other, LinearBlock) or self._priors(prior)[0] is None:
+            return False
+        return any(each._factored_is_cheaper(self) for each in (self, other))
+
     @property
     def _units(self) -> int:
         """Output units that are written out at a time."""

@@ -30,7 +30,7 @@ def recognise(model: nn.Module, layout: Layout, sample: Inputs) -> Recognised:
     candidates, rows = _with_formula(model, layout), row_count(sample)
     # One row, several times: tells an axis of rows from one that has their length by chance.
     longer = map_inputs(lambda t: t[:1].repeat(rows + 1, *[1] * (t.ndim - 1)), sample)
-    calls, others = _calls(model, candidates, sample), _calls(model, candidates, longer)
+    (f, calls), (longer_f, others) = _calls(model, candidates, sample), _calls(model, candidates, longer)
     layers = []
     for name, call in calls.items():
         row_axis = _row_axis(call, others[name], rows) if name in others else None
@@ -39,7 +39,7 @@ def recognise(model: nn.Module, layout: Layout, sample: Inputs) -> Recognised:
             placed = replace(call.layer, row_axis=row_axis, input_axes=call.a.ndim)
             layers.append(replace(placed, copy_input=changed[0], copy_output=changed[1]))
     common = [layer for layer in layers if layer.repeated]
-    repeatable = _repeatable(model, common, (sample, longer))
+    repeatable = _repeatable(model, common, ((sample, f), (longer, longer_f)))
     refused = [layer for layer in common if layer not in repeatable]
     return Recognised([layer for layer in layers if layer not in refused], tuple(map(_cannot_be_repeated, refused)))
 
@@ -65,12 +65,12 @@ def _with_formula(model: nn.Module, layout: Layout) -> list[Layer]:
     return found
 
 
-def _calls(model: nn.Module, candidates: Sequence[Layer], sample: Inputs) -> dict[str, Call]:
-    """The call of each layer that ran once."""
+def _calls(model: nn.Module, candidates: Sequence[Layer], sample: Inputs) -> tuple[Tensor, dict[str, Call]]:
+    """f, and the call of each layer that ran once."""
     with torch.enable_grad(), listening(candidates, row_count(sample)) as calls:
-        outputs(model, sample)
+        f = outputs(model, sample).detach()
     ran = Counter(call.layer.name for call in calls)
-    return {call.layer.name: call for call in calls if ran[call.layer.name] == 1}
+    return f, {call.layer.name: call for call in calls if ran[call.layer.name] == 1}
 
 
 def _row_axis(call: Call, other: Call, rows: int) -> RowAxis | None:
@@ -85,14 +85,13 @@ def _row_axis(call: Call, other: Call, rows: int) -> RowAxis | None:
     return RowAxis.NONE if isinstance(call.layer.module, ANY_AXES) else None
 
 
-def _repeatable(model: nn.Module, common: Sequence[Layer], samples: Sequence[Inputs]) -> list[Layer]:
-    """Those of the shared layers whose output can be given once per row."""
+def _repeatable(model: nn.Module, common: Sequence[Layer], samples: Sequence[tuple[Inputs, Tensor]]) -> list[Layer]:
+    """Those of the shared layers whose output can be given once per row; the samples come with their f."""
     if not common:
         return []
-    expected = [outputs(model, sample).detach() for sample in samples]
 
     def works(layers: Sequence[Layer]) -> bool:
-        return all(_rows_stay_apart(model, layers, *pair) for pair in zip(samples, expected, strict=True))
+        return all(_rows_stay_apart(model, layers, *pair) for pair in samples)
 
     if works(common):
         return list(common)

@@ -1,7 +1,8 @@
 """Calls a network on rows: one tensor, a dict or a tuple of tensors in; (rows, outputs) out."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from ...errors import UserError
 
 Inputs = Tensor | dict[str, Tensor] | tuple[Tensor, ...]
 State = Mapping[str, Tensor]
+Ran = tuple[str, nn.Module, Any]  # name, module, output
 
 
 def map_inputs(change: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
@@ -83,25 +85,38 @@ def as_matrix(raw: Any, n_rows: int) -> Tensor:
     raise UserError(problem, hint=hint)
 
 
-def leaf_outputs(model: nn.Module, inputs: Inputs) -> list[tuple[str, nn.Module, Any]]:
-    """(name, module, output) of every module without children, in the order in which they ran."""
-    found: list[tuple[str, nn.Module, Any]] = []
+@contextmanager
+def watching_leaves(model: nn.Module, last_only: bool = False) -> Iterator[list[Ran]]:
+    """Collects every module without children that runs, in order; or only the last one, to keep no other output."""
+    found: list[Ran] = []
+
+    def keep(name: str, module: nn.Module, out: Any) -> None:
+        if last_only:
+            found.clear()
+        found.append((name, module, out))
+
     hooks = [
-        module.register_forward_hook(lambda m, _args, out, name=name: found.append((name, m, out)))
+        module.register_forward_hook(lambda m, _args, out, name=name: keep(name, m, out))
         for name, module in model.named_modules()
         if not any(module.children())
     ]
     try:
-        with torch.no_grad():
-            outputs(model, inputs)
+        yield found
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def leaf_outputs(model: nn.Module, inputs: Inputs) -> list[Ran]:
+    """(name, module, output) of every module without children, in the order in which they ran."""
+    with watching_leaves(model) as found, torch.no_grad():
+        outputs(model, inputs)
     return found
 
 
 def last_linear(model: nn.Module, inputs: Inputs) -> list[str]:
-    """Names of the trainable parameters of the last `nn.Linear` that runs; empty if there is none."""
-    ran = [module for _, module, _ in leaf_outputs(model, inputs) if isinstance(module, nn.Linear)]
+    """Names of the trainable parameters of the last `nn.Linear` that runs, on one row; empty if there is none."""
+    one = map_inputs(lambda t: t[:1], inputs)
+    ran = [module for _, module, _ in leaf_outputs(model, one) if isinstance(module, nn.Linear)]
     wanted = {id(tensor) for tensor in ran[-1].parameters(recurse=False)} if ran else set()
     return [name for name, tensor in model.named_parameters() if id(tensor) in wanted and tensor.requires_grad]

@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .forward import Inputs, as_matrix, leaf_outputs, outputs, row_count
+from .forward import Inputs, Ran, as_matrix, map_inputs, outputs, row_count, watching_leaves
 
 SUM_TOLERANCE = 1e-4  # of probabilities that sum to 1
 # Logits of a network that knows something leave [0, 1]; those of few rows, or of an untrained network, need not.
 MANY_ROWS, LEAST_SPREAD = 20, 0.25
+FIRST_ROWS = 4  # an output of theirs outside [0, 1] settles it, as for most networks
 SQUASHING = (nn.Softmax, nn.Sigmoid, nn.Hardsigmoid, nn.LogSigmoid)  # not LogSoftmax: that shifts a row's logits
 
 
@@ -24,10 +25,17 @@ class Doubt:
 
 
 def doubt_about_logits(model: nn.Module, rows: Inputs) -> Doubt | None:
-    """What speaks against logits; None if nothing does."""
-    f = _raw_outputs(model, rows)
-    one, last = f.shape[1] == 1, _last_layer(model, rows, f)
-    within = bool(((f >= 0) & (f <= 1)).all())
+    """What speaks against logits; None if nothing does. All rows are run only if the first ones leave it open."""
+    start = map_inputs(lambda t: t[:FIRST_ROWS], rows)
+    f, final = _raw_outputs(model, start)
+    last, within = _squashing(*final, f) if final is not None else None, _in_unit_interval(f)
+    if last is None and not within:
+        return None
+    if row_count(rows) > FIRST_ROWS:
+        rest, _ = _raw_outputs(model, map_inputs(lambda t: t[FIRST_ROWS:], rows))
+        f = torch.cat([f, rest])
+        within = within and _in_unit_interval(rest)
+    one = f.shape[1] == 1
     sums_to_one = within and not one and bool(((f.sum(1) - 1).abs() <= SUM_TOLERANCE).all())
     spread = len(f) >= MANY_ROWS and float(f.max() - f.min()) >= LEAST_SPREAD
     if last is None and not sums_to_one and not (within and spread):
@@ -43,23 +51,26 @@ def doubt_about_logits(model: nn.Module, rows: Inputs) -> Doubt | None:
     return Doubt(message, f"{hint}, so that it returns {wanted}", last is not None or sums_to_one)
 
 
-def _raw_outputs(model: nn.Module, rows: Inputs) -> Tensor:
-    """f before any hook of the network itself changes it."""
+def _in_unit_interval(f: Tensor) -> bool:
+    return bool(((f >= 0) & (f <= 1)).all())
+
+
+def _raw_outputs(model: nn.Module, rows: Inputs) -> tuple[Tensor, Ran | None]:
+    """f before any hook of the network itself changes it, and the last layer that ran."""
     seen: list[Any] = []
-    hook = model.register_forward_hook(lambda _m, _args, out: seen.append(out), prepend=True)
-    try:
-        with torch.no_grad():
-            outputs(model, rows)
-    finally:
-        hook.remove()
-    return as_matrix(seen[0], row_count(rows)).double()
+    with watching_leaves(model, last_only=True) as ran:
+        hook = model.register_forward_hook(lambda _m, _args, out: seen.append(out), prepend=True)
+        try:
+            with torch.no_grad():
+                outputs(model, rows)
+        finally:
+            hook.remove()
+    return as_matrix(seen[0], row_count(rows)).double(), ran[-1] if ran else None
 
 
-def _last_layer(model: nn.Module, rows: Inputs, f: Tensor) -> tuple[str, nn.Module] | None:
-    """A layer that squashes numbers and whose output is f."""
-    ran = leaf_outputs(model, rows)
-    if not ran or type(ran[-1][1]) not in SQUASHING or not isinstance(ran[-1][2], Tensor):
+def _squashing(name: str, layer: nn.Module, out: Any, f: Tensor) -> tuple[str, nn.Module] | None:
+    """The layer, if it squashes numbers and its output is f."""
+    if type(layer) not in SQUASHING or not isinstance(out, Tensor):
         return None
-    name, layer, out = ran[-1]
     is_output = out.numel() == f.numel() and torch.equal(out.double().reshape(f.shape), f)
     return (name, layer) if is_output else None

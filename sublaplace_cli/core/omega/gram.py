@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -31,6 +32,42 @@ def strip_width(n_rows: int, C: int) -> int:
     return max(1, min(max(GRAM_STRIP, n_rows * C // ENOUGH_STRIPS), WIDEST_STRIP) // C)
 
 
+def gram_beside(
+    own: Jacobian, other: Jacobian, prior: Tensor, memory: int, single: bool, *, progress: ProgressFactory = NoProgress
+) -> tuple[Tensor, Tensor]:
+    """J V⁻¹ Jᵀ on and above the diagonal, and J′ V⁻¹ Jᵀ: the bits of `gram_strips`.
+
+    The rows are written out once for both, where one worker holds them and they fit into one tile.
+    """
+    groups, sizes = block_groups(own, other), [len(J.outputs) * n_outputs(J) for J in (own, other)]
+    tiles = [_tiles(J, pair, memory, group) for group in groups for pair in ((own, own), (other, own)) for J in pair]
+    if workers_of(own).size > 1 or any(len(rows) > 1 for rows in tiles):
+        K = gram_strips(own, own, prior, memory, True, single, progress=progress)
+        return K, gram_strips(other, own, prior, memory, False, single, progress=progress)
+    dtype, device = torch.float32 if single else torch.float64, own.outputs.device
+    K, cross = (torch.zeros(size, sizes[0], dtype=torch.float64, device=device) for size in sizes)
+    strips = _strips(own), _strips(other)
+    with progress("Gram matrix of the training rows, and with the test rows", len(groups)) as bar:
+        for group in groups:
+            blocks = [[_ready(block) for block in J.load(0, len(J.outputs), group)] for J in (own, other)]
+            for x, y in zip(*blocks, strict=True):
+                x.add_grams(y, prior[x.span], (K, cross), strips, dtype)
+            bar.advance(1)
+    return K, cross
+
+
+def _strips(J: Jacobian) -> list[tuple[int, int]]:
+    n_rows, width = len(J.outputs), strip_width(len(J.outputs), n_outputs(J))
+    return [(a, min(a + width, n_rows)) for a in range(0, n_rows, width)]
+
+
+def _tiles(J: Jacobian, pair: tuple[Jacobian, Jacobian], memory: int, group: Sequence[int]) -> list[tuple[int, int]]:
+    """The tiles of rows of one of a pair of Jacobians."""
+    # The part of K that belongs to a tile, and the work memory of a factored block, must fit as well.
+    most = max(1, math.isqrt(memory // TILE_SHARE // 24) // max(map(n_outputs, pair)))
+    return row_tiles(J, memory, group, most=most, cap=GRAM_TILE_BYTES)
+
+
 @collective
 def gram_strips(
     left: Jacobian,
@@ -45,19 +82,15 @@ def gram_strips(
     """All strips of J V⁻¹ J′ᵀ on the leader; of one Jacobian with itself (`same`) on and above the diagonal only."""
     workers, C, C2 = workers_of(left), n_outputs(left), n_outputs(right)
     n_rows, n_columns = len(left.outputs), len(right.outputs)
-    width = strip_width(n_rows, C)
-    tops = enumerate(range(0, n_rows, width))
-    strips = [(a, min(a + width, n_rows), owner_of_strip(i, workers.size)) for i, a in tops]
+    strips = [(a, b, owner_of_strip(i, workers.size)) for i, (a, b) in enumerate(_strips(left))]
     mine = [(a, b) for a, b, worker in strips if worker == workers.rank]
     # Only this worker's strips are filled, so that no physical memory is used for the others on a CPU.
     K = torch.empty(n_rows * C, n_columns * C2, dtype=torch.float64, device=left.outputs.device)
     for a, b in mine:
         K[a * C : b * C].zero_()
-    # The part of K that belongs to a tile, and the work memory of a factored block, must fit as well.
-    most = max(1, math.isqrt(memory // TILE_SHARE // 24) // max(C, C2))
     groups = block_groups(left, right)
     dtype = torch.float32 if single else torch.float64  # of the products; their sum is float64
-    tiles = [[row_tiles(J, memory, group, most=most, cap=GRAM_TILE_BYTES) for J in (left, right)] for group in groups]
+    tiles = [[_tiles(J, (left, right), memory, group) for J in (left, right)] for group in groups]
     label = "Gram matrix of the training rows" if same else "Gram matrix of test and training rows"
     with progress(label, sum(len(rows) for rows, _ in tiles)) as bar:
         for group, (rows, columns) in zip(groups, tiles, strict=True):

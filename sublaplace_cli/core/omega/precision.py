@@ -12,7 +12,7 @@ from ..linalg import mirrored
 from ..network.layout import Layout
 from ..progress import NoProgress, ProgressFactory
 from . import residuals
-from .gram import gram_strips
+from .gram import gram_beside, gram_strips
 from .row_sums import (
     column_chunks,
     column_products,
@@ -89,21 +89,34 @@ class Precision:
 
     def gram(self) -> Tensor:
         """K = A V⁻¹ Aᵀ (N·C, N·C)."""
-        J, w, single = self.jacobian, self.common_weight, self.gram_dtype == torch.float32
-        prior = self.prior if w is None else self.prior / w**2
-        K = mirrored(gram_strips(J, J, prior, self.memory, True, single, progress=self.progress))
-        if w is not None:
-            return K
-        return weigh_columns(weigh_columns(K, self.root, in_place=True).T, self.root, in_place=True)
+        J, single = self.jacobian, self.gram_dtype == torch.float32
+        return self._weighted_gram(gram_strips(J, J, self._metric, self.memory, True, single, progress=self.progress))
 
     def cross_gram(self, other: Jacobian) -> Tensor:
         """A V⁻¹ J′ᵀ with the unweighted rows of another Jacobian (N·C, M·C)."""
-        w, same, single = self.common_weight, other is self.jacobian, self.gram_dtype == torch.float32
-        prior = self.prior if w is None else self.prior / w
-        K = gram_strips(other, self.jacobian, prior, self.memory, same, single, progress=self.progress)
-        if same:
-            mirrored(K)
-        return K.T if w is not None else weigh_columns(K, self.root, in_place=True).T
+        same, single = other is self.jacobian, self.gram_dtype == torch.float32
+        K = gram_strips(other, self.jacobian, self._metric, self.memory, same, single, progress=self.progress)
+        return self._weighted_cross(mirrored(K) if same else K)
+
+    def gram_and_cross(self, other: Jacobian) -> tuple[Tensor, Tensor]:
+        """`gram` and `cross_gram`, for which the rows of A are written out only once where that is possible."""
+        single = self.gram_dtype == torch.float32
+        found = gram_beside(self.jacobian, other, self._metric, self.memory, single, progress=self.progress)
+        return self._weighted_gram(found[0]), self._weighted_cross(found[1])
+
+    @property
+    def _metric(self) -> Tensor:
+        return self.prior if self.common_weight is None else self.prior / self.common_weight**2
+
+    def _weighted_gram(self, K: Tensor) -> Tensor:
+        K = mirrored(K)
+        if self.common_weight is not None:
+            return K
+        return weigh_columns(weigh_columns(K, self.root, in_place=True).T, self.root, in_place=True)
+
+    def _weighted_cross(self, K: Tensor) -> Tensor:
+        w = self.common_weight
+        return K.div_(w).T if w is not None else weigh_columns(K, self.root, in_place=True).T
 
     def pull(self, z: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
         """A′ᵀz in the prior's metric for coefficients z of the weighted rows (N·C, r) → (p, r) float64.

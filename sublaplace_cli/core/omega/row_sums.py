@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from ..jacobian.blocks import Block, add_upper
-from ..jacobian.rows import Jacobian, loaded, n_outputs, row_tiles
+from ..jacobian.rows import MOST_TILE_BYTES, Jacobian, block_groups, loaded, n_outputs, row_tiles
 from ..jacobian.sharded import ShardedJacobian, local_part, workers_of
 from ..progress import NoProgress, ProgressFactory
 from ..workers import LEADER, collective
 
+BLOCK_TILE_BYTES = 32 * 2**20  # of rows of one block: fresh memory for more costs as much as the sums
 WEIGHTED_ROWS = 1024  # rows of a matrix that are weighted at a time
 
 
@@ -23,7 +24,7 @@ def squared_gradients(jacobian: Jacobian, root: Tensor | None, memory: int) -> T
     total = torch.zeros(jacobian.layout.size, dtype=torch.float64, device=jacobian.outputs.device)
     own, rows = local_part(jacobian)
     W = None if root is None else root[rows]
-    for a, b, blocks in loaded(own, row_tiles(own, memory)):
+    for a, b, blocks in _by_group(own, memory):
         for block in blocks:
             total[block.span] += block.squares(None if W is None else W[a:b])
     return workers_of(jacobian).sum_to_leader(total)
@@ -36,7 +37,7 @@ def pull(jacobian: Jacobian, u: Tensor, memory: int) -> Tensor:
     total = torch.zeros(jacobian.layout.size, u.shape[1], dtype=torch.float64, device=u.device)
     own, rows = local_part(jacobian)
     mine = u.reshape(-1, C, u.shape[1])[rows].flatten(0, 1)
-    for a, b, blocks in loaded(own, row_tiles(own, memory)):
+    for a, b, blocks in _by_group(own, memory):
         for block in blocks:
             total[block.span] += block.pull(mine[a * C : b * C])
     return workers_of(jacobian).sum_to_leader(total)
@@ -47,7 +48,7 @@ def push(jacobian: Jacobian, x: Tensor, memory: int) -> Tensor:
     """J x of the unweighted rows for vectors x of all parameters (p, r) → (m·C, r)."""
     C, (own, rows) = n_outputs(jacobian), local_part(jacobian)
     pushed = torch.zeros(len(own.outputs) * C, x.shape[1], dtype=torch.float64, device=x.device)
-    for a, b, blocks in loaded(own, row_tiles(own, memory)):
+    for a, b, blocks in _by_group(own, memory):
         for block in blocks:
             pushed[a * C : b * C] += block.push(x[block.span])
     whole = pushed.new_zeros(len(jacobian.outputs), C, x.shape[1])
@@ -62,11 +63,21 @@ def own_products(jacobian: Jacobian, prior: Tensor, memory: int) -> Tensor:
     m, C, device = len(jacobian.outputs), n_outputs(jacobian), jacobian.outputs.device
     whole = torch.zeros(m, C, C, dtype=torch.float64, device=device)
     products = torch.zeros(len(own.outputs), C, C, dtype=torch.float64, device=device)
-    for a, b, blocks in loaded(own, row_tiles(own, memory)):
+    for a, b, blocks in _by_group(own, memory):
         for block in blocks:
             products[a:b] += block.own_products(prior[block.span])
     whole[rows] = products
     return workers_of(jacobian).sum_to_leader(whole)
+
+
+def _by_group(own: Jacobian, memory: int) -> Iterator[tuple[int, int, list[Block]]]:
+    """(first row, last row, blocks) of each tile, one block after the other where each can be read alone.
+
+    Then what has the size of all parameters is added up a few times only.
+    """
+    cap = BLOCK_TILE_BYTES if own.by_block else MOST_TILE_BYTES
+    for group in block_groups(own):
+        yield from loaded(own, row_tiles(own, memory, group, cap=cap), group)
 
 
 def column_chunks(jacobian: Jacobian, S: Tensor, memory: int) -> Iterator[tuple[int, Tensor]]:

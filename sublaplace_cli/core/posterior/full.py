@@ -1,7 +1,7 @@
 """Full linearized Laplace through the Gram matrix of the training rows: nothing of size p × p exists."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import ClassVar
 
@@ -17,6 +17,8 @@ from ..omega.row_sums import own_products
 from . import Posterior
 from .subnet import WEAK_DATA, require_room
 
+ROOM_SHARE = 8  # K and the products with the rows to predict are held together within this share of the memory
+
 
 @dataclass(frozen=True)
 class FullPosterior(Posterior):
@@ -26,6 +28,7 @@ class FullPosterior(Posterior):
     factor: Tensor  # L (N·C, N·C)
     condition: float
     count_freedom: Callable[[], float]
+    known: list[tuple[Jacobian, Tensor]] = field(default_factory=list)  # rows, A V⁻¹ Gᵀ; given up when it is used
     shares_cancel: ClassVar[bool] = True
 
     @cached_property
@@ -35,13 +38,18 @@ class FullPosterior(Posterior):
     def covariance(self, jacobian: Jacobian, products: Tensor | None = None) -> Tensor:
         """G Ω⁻¹ Gᵀ of the C outputs at every row (M, C, C); `products` are their G V⁻¹ Gᵀ, if known."""
         products = self._products(jacobian) if products is None else products
-        cross = self.precision.cross_gram(jacobian)  # (N·C, M·C)
+        cross = self._cross(jacobian)  # (N·C, M·C)
         covariance = self._covariance(jacobian, products, cross)
         if self.precision.gram_dtype != torch.float64:
             few, rows = sample_of(jacobian)
             there = cross.reshape(len(cross), -1, n_outputs(jacobian))[:, list(rows)].flatten(1)
             require_accuracy(self.precision, self.factor, few, there, covariance[list(rows)], self._sample)
         return covariance
+
+    def _cross(self, jacobian: Jacobian) -> Tensor:
+        if self.known and self.known[0][0] is jacobian:
+            return self.known.pop()[1]
+        return self.precision.cross_gram(jacobian)
 
     def _products(self, jacobian: Jacobian) -> Tensor:
         return own_products(jacobian, self.precision.prior, self.precision.memory)
@@ -71,18 +79,31 @@ def full_bytes(rows: int) -> int:
     return 8 * rows * rows
 
 
-def fit_full(precision: Precision) -> FullPosterior:
-    """The full posterior of these training rows."""
+def fit_full(precision: Precision, next_rows: Jacobian | None = None) -> FullPosterior:
+    """The full posterior of these training rows; if it predicts `next_rows` first, both cost less together."""
     what = f"the full posterior over {precision.n_rows} rows"
     require_room(precision, full_bytes(precision.n_rows), what, Reason.NO_ROOM_FOR_FULL)
     if precision.gram_dtype == torch.float64:
-        return FullPosterior(precision, *factor_gram(precision.gram()))
+        return _fitted(precision, next_rows)
     try:
-        posterior = FullPosterior(precision, *factor_gram(precision.gram()))
+        posterior = _fitted(precision, None)
     except NumericsError as error:
         raise not_good_enough(error.message) from error
     posterior.require_accuracy()
     return posterior
+
+
+def _fitted(precision: Precision, next_rows: Jacobian | None) -> FullPosterior:
+    if next_rows is None or not _has_room_beside(precision, next_rows):
+        return FullPosterior(precision, *factor_gram(precision.gram()))
+    K, cross = precision.gram_and_cross(next_rows)
+    return FullPosterior(precision, *factor_gram(K), [(next_rows, cross)])
+
+
+def _has_room_beside(precision: Precision, rows: Jacobian) -> bool:
+    """Whether K and A V⁻¹ Gᵀ of these rows take little of the memory together."""
+    others = len(rows.outputs) * n_outputs(rows)
+    return 8 * precision.n_rows * (precision.n_rows + others) <= precision.memory // ROOM_SHARE
 
 
 def factor_gram(K: Tensor) -> tuple[Tensor, float, Callable[[], float]]:

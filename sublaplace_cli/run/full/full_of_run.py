@@ -1,12 +1,13 @@
 """What methods need of the full posterior, each computed when it is first needed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ...catalog import FULL
+from ...core.jacobian.rows import Jacobian
 from ...core.omega.precision import Precision
 from ...core.omega.row_sums import own_products
 from ...core.posterior.certified.training_rows import FreedomEstimate
@@ -28,6 +29,12 @@ class FullOfRun:
     run: Run
     omega: Precision
     hyperparameters: Hyperparameters
+    _next_rows: list[Jacobian] = field(default_factory=list)
+
+    def exact_for(self, rows: Jacobian) -> FullPosterior:
+        """`exact`, of which the variances at these rows are wanted next: if it is fitted only now, they cost less."""
+        self._next_rows[:] = [rows]
+        return self.exact
 
     @cached_property
     def exact(self) -> FullPosterior:
@@ -45,7 +52,7 @@ class FullOfRun:
             return ({"factor": full.factor}, numbers) if store.fits(name, {"factor": full.factor}) else None
 
         key = Key("posterior", name, {}, {"method": FULL}, "full")
-        return store.get(key, lambda: fit_full(omega), read, write).value
+        return store.get(key, lambda: fit_full(omega, *self._next_rows), read, write).value
 
     @cached_property
     def certifier(self) -> Certifier:

@@ -27,7 +27,7 @@ def full_prediction(problem: Problem, rows: PredictedRows, known: Comparison) ->
         return Prediction(FULL, p, outputs, problem.full.freedom.value)
 
     def make() -> Prediction:
-        covariance = problem.full.exact.covariance(rows.jacobian, rows.products)
+        covariance = problem.full.exact_for(rows.jacobian).covariance(rows.jacobian, rows.products)
         return Prediction(FULL, p, Gaussian(f, covariance), problem.full.exact.freedom)
 
     def write(made: Prediction) -> Content:

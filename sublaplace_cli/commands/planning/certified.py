@@ -10,7 +10,7 @@ from .costs import Work, gram_products
 if TYPE_CHECKING:
     from .work import Plan
 
-USUAL_STEPS = 20  # of a batch, each a product with all rows and one with all their transposes; 10 to 40 are usual
+USUAL_STEPS = 10  # of a batch, each a product with all rows and one with all their transposes; 6 to 40 were seen
 FLOAT32_SHARE = 0.5  # of the time that a float64 product takes
 
 

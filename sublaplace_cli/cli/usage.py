@@ -203,7 +203,7 @@ def _check_pictures(settings: Settings) -> None:
     if kind not in PICTURES:
         raise UserError(f"--plot-kind {kind!r} is not known", hint=suggestion(kind, PICTURES))
     if settings.plot is not None and kind == "scatter" and (settings.full not in COMPARED or settings.posterior):
-        hint = "leave --full out, or say exact or certified"
+        hint = "leave it out, or use --full exact or --full certified"
         raise UserError("--plot-kind scatter compares with the full posterior", hint=hint)
     if (settings.plot is not None or settings.report is not None) and find_spec("matplotlib") is None:
         raise UserError("--plot and --report need matplotlib", hint=how_to_install("plot"))

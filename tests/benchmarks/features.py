@@ -16,10 +16,7 @@ import torch
 from large import TextClassifier, resnet
 from torch import Tensor, nn
 
-from sublaplace_cli import Sketch, jacobian
-from sublaplace_cli.core.jacobian.linear import LinearBlock
-from sublaplace_cli.core.network.layout import Layout
-from sublaplace_cli.core.omega.row_sums import column_chunks
+from sublaplace_cli import Regression, Sketch, jacobian, precision
 
 K, ROUNDS = 1000, 5
 Work = Callable[[], object]
@@ -62,13 +59,12 @@ def seconds(works: dict[str, Work]) -> dict[str, float]:
 
 def measured(network: Network) -> str:
     J = jacobian(network.model, network.x)
-    prior, n = torch.ones(J.layout.size, dtype=torch.float64), len(network.x)
-    features, S = Sketch(K).on(J.layout, prior), torch.arange(0, J.layout.size, J.layout.size // K)[:K]
-    memory = 4 * 2**30
+    omega, n = precision(J, Regression(1.0)), len(network.x)
+    features, S = Sketch(K).on(J.layout, omega.prior), torch.arange(0, J.layout.size, J.layout.size // K)[:K]
     works = {
         "plain": lambda: plain(network),
         "rows": lambda: jacobian(network.model, network.x, like=J),
-        "columns": lambda: [chunk for _, chunk in column_chunks(J, S, memory)],
+        "columns": lambda: omega.columns(S),
         "sums": lambda: features.rows(J.load(0, n)),
     }
     least = seconds(works)
@@ -76,22 +72,32 @@ def measured(network: Network) -> str:
     return f"| {network.name} | {J.layout.size:,} | {' | '.join(per_row)} | {least['sums'] / least['plain']:.2f} |"
 
 
+class OverPositions(nn.Module):
+    """One linear layer at every position, and their mean."""
+
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(d_in, d_out, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).tanh().mean((1, 2)).unsqueeze(1)
+
+
 def positions() -> str:
     """Memory for the sums of a 768 × 3072 layer with 128 positions, beside its written-out row."""
     d_in, d_out, T = 3072, 768, 128
-    layout = Layout.from_shapes([("weight", (d_out, d_in))])
-    features = Sketch(K).on(layout, torch.ones(layout.size, dtype=torch.float64))
-    block = LinearBlock(0, torch.randn(1, T, d_in), torch.randn(1, 1, T, d_out), False)
-    features.rows([block])  # bins and signs are made once
+    J = jacobian(OverPositions(d_in, d_out).eval(), torch.randn(1, T, d_in))
+    features = Sketch(K).on(J.layout, torch.ones(J.layout.size, dtype=torch.float64))
+    features.rows(J.load(0, 1))  # bins and signs are made once
     with torch.profiler.profile(profile_memory=True) as profile:
-        features.rows([block])
+        features.rows(J.load(0, 1))
     taken = held = 0
     for event in sorted(profile.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
         if event.name() == "[memory]":
             held += event.nbytes()
             taken = max(taken, held)
     one = f"one row of a {d_out} × {d_in} layer over {T} positions"
-    return f"{one}: {taken / 1e6:.1f} MB, written out {8 * layout.size / 1e6:.1f} MB"
+    return f"{one}: {taken / 1e6:.1f} MB, written out {4 * J.layout.size / 1e6:.1f} MB"
 
 
 def main() -> None:

@@ -52,7 +52,9 @@ def csv_text(answer: Answer, delimiter: str = ",") -> str:
     out = io.StringIO()
     writer = csv.writer(out, delimiter=delimiter, lineterminator="\n")
     writer.writerow(columns)  # columns of rows are names of our own
-    writer.writerows([cell(row.get(key)) for key in columns] for row in rows)  # None becomes an empty cell
+    # None becomes an empty cell, and a mapping JSON.
+    values = ([row.get(key) for key in columns] for row in rows)
+    writer.writerows([cell(json.dumps(v) if isinstance(v, dict) else v) for v in own] for own in values)
     return out.getvalue()
 
 

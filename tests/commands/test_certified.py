@@ -173,6 +173,30 @@ def test_a_batch_that_was_interrupted_goes_on_from_its_last_solutions(
 
 
 @pytest.mark.usefixtures("weak")
+def test_solutions_of_another_batch_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with another --memory, where a batch has fewer rows."""
+    project, multiply, notes = made(tmp_path / "p", rows=130), System.multiply, Notes()
+    expected = run(project, "whole", full="certified", method="gradient")
+
+    def interrupted(own: System, X: Any, dtype: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(certifier, "KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(System, "multiply", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(project, "again", full="certified", method="gradient")
+    assert (project.folder / "again" / "solutions-test-0.01.safetensors").exists()
+    monkeypatch.setattr(System, "multiply", multiply)
+    monkeypatch.setattr(certifier, "KEEP_SECONDS", 60.0)
+    monkeypatch.setattr(intervals, "rows_at_once", lambda *_: 4)
+    monkeypatch.setattr(certifier, "rows_at_once", lambda *_: 4)
+    found = run(project, "again", notes, full="certified", method="gradient")
+    assert not any(note.startswith("continuing with") for note in notes.said)
+    (own,), (before,) = found["rows"], expected["rows"]
+    assert own["w2"] == pytest.approx(before["w2"], abs=own["half_widths"]["w2"] + before["half_widths"]["w2"])
+
+
+@pytest.mark.usefixtures("weak")
 def test_rows_that_miss_the_tolerance_are_warned_of_and_their_intervals_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -310,3 +310,10 @@ def test_titles(sweep):
     assert title(known) == f"{said}, σ of full certified to ± 2.1 %"
     both = combine([("a", 0), ("b", 0)], [known, result(row())])
     assert title(both) == f"{said}, σ of full certified to ± 2.1 %".replace("regression: ", "regression: 2 runs, ")
+
+
+@pytest.mark.parametrize(("name", "delimiter"), [("csv", ","), ("tsv", "\t")])
+def test_half_widths_are_json_in_a_cell(name, delimiter):
+    own = dataclasses.replace(row(w2=0.1), half_widths={"w2": 0.03})
+    (line,) = csv.DictReader(io.StringIO(text(name, result(own))), delimiter=delimiter)
+    assert json.loads(line["half_widths"]) == {"w2": 0.03}

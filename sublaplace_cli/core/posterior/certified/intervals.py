@@ -65,8 +65,8 @@ class CertifiedVariances:
 class Solutions(Protocol):
     """Keeps the approximate solutions of an unfinished batch, so that an interrupted run need not start it again."""
 
-    def load(self, first_row: int) -> Tensor | None:
-        """Those of the batch that starts with this row, as they were kept last (N·C, m·C)."""
+    def load(self, first_row: int, shape: tuple[int, int]) -> Tensor | None:
+        """Those of the batch of this shape (N·C, m·C) that starts with this row, as they were kept last."""
 
     def is_due(self) -> bool:
         """Whether they should be kept now."""
@@ -77,7 +77,7 @@ class Solutions(Protocol):
 class NotKept(Solutions):
     """The default: a batch that is interrupted starts again."""
 
-    def load(self, first_row: int) -> None:
+    def load(self, first_row: int, shape: tuple[int, int]) -> None:
         return None
 
     def is_due(self) -> bool:
@@ -196,8 +196,9 @@ def _certify(
     # Half-width t of σ means low = high·((1 − t)/(1 + t))²: the residual may be the rest of it.
     target = SAFETY * watch.tolerance
     share, before = 1 - ((1 - target) / (1 + target)) ** 2, watch.finished
-    root, known = system.preconditioner.inverse_root, solutions.load(first_row)
-    z = G.new_zeros(system.precision.n_rows, G.shape[1]) if known is None else known
+    root, shape = system.preconditioner.inverse_root, (system.precision.n_rows, G.shape[1])
+    known = solutions.load(first_row, shape)
+    z = G.new_zeros(shape) if known is None else known
     found, steps, dtype = system.certificate(G, known), 1, system.row_dtype
     low, high = found.low, found.high
     if not bool(torch.isfinite(high).all()):

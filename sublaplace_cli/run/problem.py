@@ -15,7 +15,7 @@ from ..core.features.held import HeldFeatures
 from ..core.features.views import View, view_of
 from ..core.jacobian.rows import Jacobian
 from ..core.omega.precision import Precision
-from ..core.omega.row_sums import own_products, squared_gradients
+from ..core.omega.row_sums import SquaresBeside, own_products, squared_gradients
 from ..core.tuning.calibration import Calibrator
 from ..files.artifacts.artifact import Artifact
 from ..files.spec.splits import TEST
@@ -162,6 +162,8 @@ class Problem:
         sums = rows.square_sums
         if sums is not None:
             total = sums.weighted if weighted else sums.unweighted
+        elif weighted and rows is self.rows.train:
+            total = self._squares_of_train.squared_gradients(rows.jacobian, self.run.memory)
         else:
             root = rows.root(self.run.unit_likelihood) if weighted else None
             total = squared_gradients(rows.jacobian, root, self.run.memory)
@@ -169,8 +171,15 @@ class Problem:
         return total / noise_variance if weighted and noise_variance else total
 
     @cached_property
+    def _squares_of_train(self) -> SquaresBeside:
+        return SquaresBeside(self.rows.train.root(self.run.unit_likelihood))
+
+    @cached_property
     def full(self) -> FullOfRun:
-        return FullOfRun(self.run, self.omega, self.hyperparameters)
+        has_scores = "scores" in self.run.store.existing(["scores"]) and not self.run.store.force
+        needs_scores = any(choice.call.chooses for choice in self.run.choices) and not has_scores
+        squares = self._squares_of_train if needs_scores else None
+        return FullOfRun(self.run, self.omega, self.hyperparameters, squares)
 
     @property
     def means(self) -> slice:

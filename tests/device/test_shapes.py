@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from sublaplace_cli.architectures.cifar_resnet import cifar_resnet
-from sublaplace_cli.core.jacobian import blocks, conv
+from sublaplace_cli.core.jacobian import conv, products
 from sublaplace_cli.core.jacobian.blocks import Block
 from sublaplace_cli.core.jacobian.capture import Capture
 from sublaplace_cli.core.jacobian.layer_io import Layer, layer_blocks
@@ -49,7 +49,7 @@ class Problem:
 def rows_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Single columns of a convolution are sorted by their numbers, which nothing here has."""
     monkeypatch.setattr(conv, "SINGLE_COLUMN_COST", 10**9)
-    monkeypatch.setattr(blocks, "is_constant", lambda prior: False)  # so is whether a prior is one number
+    monkeypatch.setattr(products, "is_constant", lambda prior: False)  # so is whether a prior is one number
 
 
 @pytest.fixture(scope="module")

@@ -14,15 +14,23 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor
 
+from .products import (
+    RowSquares,
+    Strips,
+    add_products,
+    add_upper,
+    flat_strips,
+    in_metric,
+    narrow_strips,
+    panel_squares,
+)
+
 # Columns turned into float64 at a time: large enough for GEMM to run at full speed,
 # small enough that the float64 copy of a wide layer never exists as a whole.
 COLUMN_PANEL = 2048
-# Rows of a symmetric Gram matrix that are computed at a time, from the diagonal on.
-GRAM_STRIP = 128
 # Size of the rows of a factored block that are written out at a time, if the dense Jacobian is needed.
 DENSE_BYTES = 64 * 2**20
 FLOAT64 = torch.float64
-Strips = Sequence[tuple[int, int]]  # [first, last) rows of each
 Pair = tuple[Tensor, Tensor]
 PairOfStrips = tuple[Strips | None, Strips | None]
 
@@ -68,9 +76,9 @@ class Block(ABC):
         """The columns in parts that together are all of them."""
         return [slice(left, min(left + COLUMN_PANEL, self.width)) for left in range(0, self.width, COLUMN_PANEL)]
 
-    def written_out(self, cuts: Iterable[slice], scale: Tensor | None = None) -> Iterator[Tensor]:
-        """J (m·C, columns) float64 of each cut, times `scale` (width,). The next one may overwrite it."""
-        yield from self.dense().written_out(cuts, scale)
+    def written_out(self, cuts: Iterable[slice]) -> Iterator[Tensor]:
+        """J (m·C, columns) float64 of each cut; not to be changed. The next one may overwrite it."""
+        yield from self.dense().written_out(cuts)
 
     def squares(self, W: Tensor | None = None) -> Tensor:
         """Σₙ diag(Jₙᵀ Hₙ Jₙ) over this block's rows (width,); unweighted without W (m, C, C)."""
@@ -97,30 +105,43 @@ class Block(ABC):
         """
         flat = flat_strips(strips, self.n_rows, self.n_outputs)
         if other is self:
-            for X in self.written_out(self.cuts, prior.rsqrt()):
-                add_upper(total, X.to(dtype), flat)
+            for cut, X in zip(self.cuts, self.written_out(self.cuts), strict=True):
+                factor, (A,) = in_metric(prior[cut], X)
+                add_upper(total, A.to(dtype), flat, factor)
             return
         cuts = other.cuts if self.fits_any_cut else self.cuts
-        # As in `add_grams`, where that is one number.
-        scales = (prior.rsqrt(), prior.rsqrt()) if is_constant(prior) else (1 / prior, None)
-        for A, B in zip(self.written_out(cuts, scales[0]), other.written_out(cuts, scales[1]), strict=True):
-            add_products(total, A.to(dtype), B.to(dtype), flat)
+        for cut, X, Y in zip(cuts, self.written_out(cuts), other.written_out(cuts), strict=True):
+            factor, (A, B) = in_metric(prior[cut], X, Y)
+            add_products(total, A.to(dtype), B.to(dtype), flat, factor)
 
     def add_grams(
-        self, beside: "Block", prior: Tensor, products: Pair, strips: PairOfStrips, dtype: torch.dtype
-    ) -> None:
-        """`add_gram` with itself, and of the rows beside it with it: to the last bit, but written out only once."""
-        if self.cuts != beside.cuts or not is_constant(prior) or self.is_factored(beside, prior):
+        self,
+        beside: "Block",
+        prior: Tensor,
+        products: Pair,
+        strips: PairOfStrips,
+        dtype: torch.dtype,
+        squares: RowSquares | None = None,
+    ) -> Tensor | None:
+        """`add_gram` with itself, and of the rows beside it with it: to the last bit, but written out only once.
+
+        Returns the squares of the same rows (width,), if they are asked for and the rows are written out.
+        """
+        if self.cuts != beside.cuts or self.is_factored(beside, prior):
             self.add_gram(self, prior, products[0], strips[0], dtype)
             beside.add_gram(self, prior, products[1], strips[1], dtype)
-            return
+            return None
         own = flat_strips(strips[0], self.n_rows, self.n_outputs)
         other = flat_strips(strips[1], beside.n_rows, beside.n_outputs)
-        scale = prior.rsqrt()
-        for X, Y in zip(self.written_out(self.cuts, scale), beside.written_out(self.cuts, scale), strict=True):
-            A = X.to(dtype)
-            add_upper(products[0], A, own)
-            add_products(products[1], Y.to(dtype), A, other)
+        found: list[Tensor] = []
+        for cut, X, Y in zip(self.cuts, self.written_out(self.cuts), beside.written_out(self.cuts), strict=True):
+            factor, (A, B) = in_metric(prior[cut], X, Y)
+            A = A.to(dtype)
+            add_upper(products[0], A, own, factor)
+            add_products(products[1], B.to(dtype), A, other, factor)
+            if squares is not None:
+                found.append(squares.of(X, self.n_outputs))
+        return torch.cat(found) if found else None
 
     def is_factored(self, other: "Block", prior: Tensor) -> bool:
         """Whether some Gram matrix of these two blocks is computed without writing them out."""
@@ -192,22 +213,13 @@ class DenseBlock(Block):
         return self
 
     def squares(self, W: Tensor | None = None) -> Tensor:
-        return torch.cat([self._panel_squares(cut, W) for cut in self.cuts])
-
-    def _panel_squares(self, cut: slice, W: Tensor | None) -> Tensor:
-        J = self.values[:, :, cut].double()  # (m, C, panel)
-        if W is not None and W.shape[1] == 1:  # one output: weighted after the square
-            return W.flatten().square() @ J[:, 0].square()
-        A = J if W is None else weighted(J, W)
-        return A.square().sum(dim=(0, 1))
+        return torch.cat([panel_squares(J, W) for J in self.written_out(self.cuts)])
 
     def put_columns(self, local: Tensor, out: Tensor) -> None:
         out.copy_(self.flat.index_select(1, local).T)
 
-    def written_out(self, cuts: Iterable[slice], scale: Tensor | None = None) -> Iterator[Tensor]:
-        for cut in cuts:
-            J = self.flat[:, cut].double()
-            yield J if scale is None else J * scale[cut]
+    def written_out(self, cuts: Iterable[slice]) -> Iterator[Tensor]:
+        yield from (self.flat[:, cut].double() for cut in cuts)
 
     def own_products(self, prior: Tensor) -> Tensor:
         if self.n_outputs == 1:
@@ -223,43 +235,6 @@ class DenseBlock(Block):
         return torch.stack([self.flat[:, cut].to(x.dtype) @ x[cut] for cut in self.cuts]).sum(0)
 
 
-def is_constant(prior: Tensor) -> bool:
-    return bool((prior == prior[0]).all())
-
-
-def add_upper(total: Tensor, X: Tensor, strips: Strips | None = None) -> None:
-    """total += X Xᵀ on and above the diagonal, in strips that skip most of what lies below it."""
-    if strips is None:
-        strips = [(a, min(a + GRAM_STRIP, len(X))) for a in range(0, len(X), GRAM_STRIP)]
-    for a, b in strips:
-        add_product(total[a:b, a:], X[a:b], X[a:].T)
-
-
-def add_product(total: Tensor, A: Tensor, B: Tensor) -> None:
-    """total += A B, in the type of A and B."""
-    if A.dtype == total.dtype:
-        total.addmm_(A, B)
-    else:
-        total.add_(A @ B)
-
-
-def add_products(total: Tensor, A: Tensor, B: Tensor, strips: Strips) -> None:
-    """total += A Bᵀ in the rows of the strips."""
-    for a, b in strips:
-        add_product(total[a:b], A[a:b], B.T)
-
-
-def flat_strips(strips: Strips | None, n_rows: int, C: int) -> Strips:
-    """The requested strips, or narrow ones of all rows, as rows of the Gram matrix: C for each row."""
-    return [(a * C, b * C) for a, b in (narrow_strips(None, n_rows, C) if strips is None else strips)]
-
-
-def narrow_strips(strips: Strips | None, n_rows: int, C: int) -> Strips:
-    """The requested strips, or all rows, cut so that the products of a strip stay in the CPU cache."""
-    step = max(1, GRAM_STRIP // C)
-    return [(x, min(x + step, b)) for a, b in ([(0, n_rows)] if strips is None else strips) for x in range(a, b, step)]
-
-
 def strip_pairs(
     block: AnyBlock, other: AnyBlock, total: Tensor, strips: Strips | None
 ) -> Iterator[tuple[AnyBlock, AnyBlock, Tensor]]:
@@ -268,10 +243,3 @@ def strip_pairs(
     for a, b in narrow_strips(strips, block.n_rows, C):
         first = a if other is block else 0
         yield block.rows(a, b), other.rows(first, other.n_rows), total[a * C : b * C, first * C :]
-
-
-def weighted(J: Tensor, W: Tensor) -> Tensor:
-    """Rows Wₙᵀ Jₙ: (m, C, …) with (m, C, C) → (m, C, …)."""
-    if W.shape[1] == 1:  # one output: one number per row, no batched product
-        return J * W.reshape(-1, *[1] * (J.ndim - 1))
-    return torch.einsum("ncd,nc...->nd...", W, J)

@@ -7,7 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .blocks import FLOAT64, Block, DenseBlock, Strips, is_constant, narrow_strips, weighted
+from .blocks import FLOAT64, Block, DenseBlock
+from .products import Strips, is_constant, narrow_strips, weighted
 
 
 @dataclass(frozen=True)

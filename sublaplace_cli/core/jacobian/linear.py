@@ -5,14 +5,15 @@ at a time: a whole row would be written to memory and read again.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from .blocks import DENSE_BYTES, FLOAT64, Block, DenseBlock, Strips, add_product, narrow_strips, strip_pairs, weighted
+from .blocks import DENSE_BYTES, FLOAT64, Block, DenseBlock, strip_pairs
+from .products import Strips, add_product, narrow_strips, panel_squares, weighted
 
 # An elementwise product costs about as much as this many multiplications inside a GEMM.
 ELEMENTWISE = 8
@@ -46,9 +47,7 @@ class LinearBlock(Block):
 
     def squares(self, W: Tensor | None = None) -> Tensor:
         if self.inputs.shape[1] > 1:
-            deltas = self.deltas if W is None else weighted(self.deltas.double(), W)
-            own = replace(self, deltas=deltas)  # the weights act on δ alone
-            return torch.cat([J.square_().sum(0) for J in own.written_out(own.cuts)])
+            return torch.cat([panel_squares(J, W) for J in self.written_out(self.cuts)])
         delta = self.deltas[:, :, 0].double()  # (m, C, d_out), a new tensor unless it was float64
         delta = delta if W is None else weighted(delta, W)
         power = delta.square().sum(1) if delta.shape[1] > 1 else delta[:, 0].square()  # (m, d_out)
@@ -118,25 +117,20 @@ class LinearBlock(Block):
         cuts = [slice(left * d_in, min(left + units, d_out) * d_in) for left in range(0, d_out, units)]
         return [*cuts, slice(d_out * d_in, self.width)] if self.has_bias else cuts
 
-    def written_out(self, cuts: Iterable[slice], scale: Tensor | None = None) -> Iterator[Tensor]:
+    def written_out(self, cuts: Iterable[slice]) -> Iterator[Tensor]:
         (m, C, T, d_out), d_in = self.deltas.shape, self.inputs.shape[2]
-        common = None if scale is None else self._priors(scale)[0]  # one number for all weights: on the inputs
-        a = self.inputs.double() if common is None else self.inputs.double() * common
+        a = self.inputs.double()
         # One piece of memory for all of them: new memory for each costs as much as the product.
         room: Tensor | None = None
         for cut in cuts:
             if cut.start == d_out * d_in:
-                J = self.deltas.double().sum(2).flatten(0, 1)
-            else:
-                delta = self.deltas[..., cut.start // d_in : cut.stop // d_in].double()  # (m, C, T, units)
-                factor = delta.mT.reshape(m, -1, T)
-                if room is None or room.shape[1] != factor.shape[1]:
-                    room = a.new_empty(m, factor.shape[1], d_in)
-                J = torch.bmm(factor, a, out=room).view(m * C, -1)
-                if common is not None:
-                    yield J
-                    continue
-            yield J if scale is None else J * scale[cut]
+                yield self.deltas.double().sum(2).flatten(0, 1)
+                continue
+            delta = self.deltas[..., cut.start // d_in : cut.stop // d_in].double()  # (m, C, T, units)
+            factor = delta.mT.reshape(m, -1, T)
+            if room is None or room.shape[1] != factor.shape[1]:
+                room = a.new_empty(m, factor.shape[1], d_in)
+            yield torch.bmm(factor, a, out=room).view(m * C, -1)
 
     def _in(self, dtype: torch.dtype) -> Self:
         return self.with_tensors({"inputs": self.inputs.to(dtype), "deltas": self.deltas.to(dtype)})

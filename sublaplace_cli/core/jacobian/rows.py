@@ -9,7 +9,8 @@ from typing import Protocol
 from torch import Tensor
 
 from ..network.layout import Layout
-from .blocks import Block, Strips, joined
+from .blocks import Block, joined
+from .products import Strips
 
 # Share of the memory budget that one tile of rows may take: two tiles and their float64 panels are alive at the same
 # time, together with the caller's matrices. Larger tiles are no faster, and the cap keeps the order of the sums, and so

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..jacobian.blocks import GRAM_STRIP, Block
+from ..jacobian.blocks import Block
 from ..jacobian.conv import ConvBlock
+from ..jacobian.products import GRAM_STRIP
 from ..jacobian.rows import TILE_SHARE, Jacobian, block_groups, loaded, n_outputs, row_tiles
 from ..jacobian.sharded import workers_of
 from ..linalg import mirrored
 from ..progress import NoProgress, ProgressFactory
 from ..workers import LEADER, collective, owner_of_strip
+from .row_sums import SquaresBeside
 
 ENOUGH_STRIPS, WIDEST_STRIP = 32, 512  # of a Gram matrix with many rows
+FEW_ROWS = 256  # of a Gram matrix, where wide strips compute much of what lies below the diagonal
 GRAM_TILE_BYTES = 2**30  # each tile is read once per tile of the other side: larger tiles mean fewer reads
 
 
@@ -29,15 +32,24 @@ def strip_width(n_rows: int, C: int) -> int:
     """Rows of a Jacobian whose part of a Gram matrix is computed at once, by one worker."""
     # Wide strips are faster, but all workers need some. The width depends only on the number of rows, so that the
     # products, and with them their rounding, are the same for any number of workers.
-    return max(1, min(max(GRAM_STRIP, n_rows * C // ENOUGH_STRIPS), WIDEST_STRIP) // C)
+    least = GRAM_STRIP if n_rows * C > FEW_ROWS else GRAM_STRIP // 2
+    return max(1, min(max(least, n_rows * C // ENOUGH_STRIPS), WIDEST_STRIP) // C)
 
 
 def gram_beside(
-    own: Jacobian, other: Jacobian, prior: Tensor, memory: int, single: bool, *, progress: ProgressFactory = NoProgress
+    own: Jacobian,
+    other: Jacobian,
+    prior: Tensor,
+    memory: int,
+    single: bool,
+    squares: SquaresBeside | None = None,
+    *,
+    progress: ProgressFactory = NoProgress,
 ) -> tuple[Tensor, Tensor]:
     """J V⁻¹ Jᵀ on and above the diagonal, and J′ V⁻¹ Jᵀ: the bits of `gram_strips`.
 
-    The rows are written out once for both, where one worker holds them and they fit into one tile.
+    The rows are written out once for both, and for their squares, where one worker holds them and they fit into one
+    tile.
     """
     groups, sizes = block_groups(own, other), [len(J.outputs) * n_outputs(J) for J in (own, other)]
     tiles = [_tiles(J, pair, memory, group) for group in groups for pair in ((own, own), (other, own)) for J in pair]
@@ -50,8 +62,13 @@ def gram_beside(
     with progress("Gram matrix of the training rows, and with the test rows", len(groups)) as bar:
         for group in groups:
             blocks = [[_ready(block) for block in J.load(0, len(J.outputs), group)] for J in (own, other)]
-            for x, y in zip(*blocks, strict=True):
-                x.add_grams(y, prior[x.span], (K, cross), strips, dtype)
+            for number, x, y in zip(group, *blocks, strict=True):
+                # A convolution is written out before: its own squares take other rows at a time.
+                asked = squares if own.by_block and not isinstance(own.templates[number], ConvBlock) else None
+                wanted = None if asked is None else asked.rows_of(own, number, memory)
+                found = x.add_grams(y, prior[x.span], (K, cross), strips, dtype, wanted)
+                if asked is not None and found is not None:
+                    asked.found[number] = found
             bar.advance(1)
     return K, cross
 

@@ -14,6 +14,7 @@ from ..progress import NoProgress, ProgressFactory
 from . import residuals
 from .gram import gram_beside, gram_strips
 from .row_sums import (
+    SquaresBeside,
     column_chunks,
     column_products,
     pull,
@@ -98,10 +99,10 @@ class Precision:
         K = gram_strips(other, self.jacobian, self._metric, self.memory, same, single, progress=self.progress)
         return self._weighted_cross(mirrored(K) if same else K)
 
-    def gram_and_cross(self, other: Jacobian) -> tuple[Tensor, Tensor]:
+    def gram_and_cross(self, other: Jacobian, squares: SquaresBeside | None = None) -> tuple[Tensor, Tensor]:
         """`gram` and `cross_gram`, for which the rows of A are written out only once where that is possible."""
         single = self.gram_dtype == torch.float32
-        found = gram_beside(self.jacobian, other, self._metric, self.memory, single, progress=self.progress)
+        found = gram_beside(self.jacobian, other, self._metric, self.memory, single, squares, progress=self.progress)
         return self._weighted_gram(found[0]), self._weighted_cross(found[1])
 
     @property

@@ -1,14 +1,15 @@
 """Sums over the rows of a Jacobian, with and without output weights W; each worker sums its own rows."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from ..jacobian.blocks import Block, add_upper
+from ..jacobian.blocks import Block
+from ..jacobian.products import RowSquares, add_upper
 from ..jacobian.rows import MOST_TILE_BYTES, Jacobian, block_groups, loaded, n_outputs, row_tiles
 from ..jacobian.sharded import ShardedJacobian, local_part, workers_of
 from ..progress import NoProgress, ProgressFactory
@@ -21,13 +22,39 @@ WEIGHTED_ROWS = 1024  # rows of a matrix that are weighted at a time
 @collective
 def squared_gradients(jacobian: Jacobian, root: Tensor | None, memory: int) -> Tensor:
     """Σₙ diag(Jₙᵀ Hₙ Jₙ) over all rows (p,); unweighted where `root` is None."""
-    total = torch.zeros(jacobian.layout.size, dtype=torch.float64, device=jacobian.outputs.device)
     own, rows = local_part(jacobian)
-    W = None if root is None else root[rows]
-    for a, b, blocks in _by_group(own, memory):
+    total = torch.zeros(jacobian.layout.size, dtype=torch.float64, device=jacobian.outputs.device)
+    _add_squares(total, own, None if root is None else root[rows], memory, block_groups(own))
+    return workers_of(jacobian).sum_to_leader(total)
+
+
+def _add_squares(total: Tensor, own: Jacobian, W: Tensor | None, memory: int, groups: Sequence[list[int]]) -> None:
+    for a, b, blocks in _by_group(own, memory, groups):
         for block in blocks:
             total[block.span] += block.squares(None if W is None else W[a:b])
-    return workers_of(jacobian).sum_to_leader(total)
+
+
+@dataclass(frozen=True)
+class SquaresBeside:
+    """Squared gradients of the blocks that are written out for a Gram matrix anyway, by number of the block."""
+
+    root: Tensor | None  # W of the rows
+    found: dict[int, Tensor] = field(default_factory=dict)
+
+    def rows_of(self, own: Jacobian, block: int, memory: int) -> RowSquares:
+        return RowSquares(self.root, _group_tiles(own, memory, [block]))
+
+    def squared_gradients(self, jacobian: Jacobian, memory: int) -> Tensor:
+        """`squared_gradients` to the last bit, which takes what was found before."""
+        if not self.found:
+            return squared_gradients(jacobian, self.root, memory)
+        total = torch.zeros(jacobian.layout.size, dtype=torch.float64, device=jacobian.outputs.device)
+        rest = [group for group in block_groups(jacobian) if not self.found.keys() & set(group)]
+        _add_squares(total, jacobian, self.root, memory, rest)
+        while self.found:
+            number, squares = self.found.popitem()
+            total[jacobian.templates[number].span] = squares
+        return total
 
 
 @collective
@@ -37,7 +64,7 @@ def pull(jacobian: Jacobian, u: Tensor, memory: int) -> Tensor:
     total = torch.zeros(jacobian.layout.size, u.shape[1], dtype=torch.float64, device=u.device)
     own, rows = local_part(jacobian)
     mine = u.reshape(-1, C, u.shape[1])[rows].flatten(0, 1)
-    for a, b, blocks in _by_group(own, memory):
+    for a, b, blocks in _by_group(own, memory, block_groups(own)):
         for block in blocks:
             total[block.span] += block.pull(mine[a * C : b * C])
     return workers_of(jacobian).sum_to_leader(total)
@@ -48,7 +75,7 @@ def push(jacobian: Jacobian, x: Tensor, memory: int) -> Tensor:
     """J x of the unweighted rows for vectors x of all parameters (p, r) → (m·C, r)."""
     C, (own, rows) = n_outputs(jacobian), local_part(jacobian)
     pushed = torch.zeros(len(own.outputs) * C, x.shape[1], dtype=torch.float64, device=x.device)
-    for a, b, blocks in _by_group(own, memory):
+    for a, b, blocks in _by_group(own, memory, block_groups(own)):
         for block in blocks:
             pushed[a * C : b * C] += block.push(x[block.span])
     whole = pushed.new_zeros(len(jacobian.outputs), C, x.shape[1])
@@ -63,21 +90,24 @@ def own_products(jacobian: Jacobian, prior: Tensor, memory: int) -> Tensor:
     m, C, device = len(jacobian.outputs), n_outputs(jacobian), jacobian.outputs.device
     whole = torch.zeros(m, C, C, dtype=torch.float64, device=device)
     products = torch.zeros(len(own.outputs), C, C, dtype=torch.float64, device=device)
-    for a, b, blocks in _by_group(own, memory):
+    for a, b, blocks in _by_group(own, memory, block_groups(own)):
         for block in blocks:
             products[a:b] += block.own_products(prior[block.span])
     whole[rows] = products
     return workers_of(jacobian).sum_to_leader(whole)
 
 
-def _by_group(own: Jacobian, memory: int) -> Iterator[tuple[int, int, list[Block]]]:
+def _by_group(own: Jacobian, memory: int, groups: Sequence[list[int]]) -> Iterator[tuple[int, int, list[Block]]]:
     """(first row, last row, blocks) of each tile, one block after the other where each can be read alone.
 
     Then what has the size of all parameters is added up a few times only.
     """
-    cap = BLOCK_TILE_BYTES if own.by_block else MOST_TILE_BYTES
-    for group in block_groups(own):
-        yield from loaded(own, row_tiles(own, memory, group, cap=cap), group)
+    for group in groups:
+        yield from loaded(own, _group_tiles(own, memory, group), group)
+
+
+def _group_tiles(own: Jacobian, memory: int, group: Sequence[int]) -> list[tuple[int, int]]:
+    return row_tiles(own, memory, group, cap=BLOCK_TILE_BYTES if own.by_block else MOST_TILE_BYTES)
 
 
 def column_chunks(jacobian: Jacobian, S: Tensor, memory: int) -> Iterator[tuple[int, Tensor]]:

@@ -13,7 +13,7 @@ from ..jacobian.rows import Jacobian, n_outputs
 from ..linalg import condition_of, dual_covariance, inverse_columns, inverse_square_sums, safe_cholesky, solve_lower
 from ..omega.gram_float32 import Sample, not_good_enough, require_accuracy, sample_of
 from ..omega.precision import Precision
-from ..omega.row_sums import own_products
+from ..omega.row_sums import SquaresBeside, own_products
 from . import Posterior
 from .subnet import WEAK_DATA, require_room
 
@@ -79,24 +79,28 @@ def full_bytes(rows: int) -> int:
     return 8 * rows * rows
 
 
-def fit_full(precision: Precision, next_rows: Jacobian | None = None) -> FullPosterior:
-    """The full posterior of these training rows; if it predicts `next_rows` first, both cost less together."""
+def fit_full(
+    precision: Precision, next_rows: Jacobian | None = None, squares: SquaresBeside | None = None
+) -> FullPosterior:
+    """The full posterior of these training rows; what is wanted next, predictions or squares, costs less with it."""
     what = f"the full posterior over {precision.n_rows} rows"
     require_room(precision, full_bytes(precision.n_rows), what, Reason.NO_ROOM_FOR_FULL)
     if precision.gram_dtype == torch.float64:
-        return _fitted(precision, next_rows)
+        return _fitted(precision, next_rows, squares)
     try:
-        posterior = _fitted(precision, None)
+        posterior = _fitted(precision)
     except NumericsError as error:
         raise not_good_enough(error.message) from error
     posterior.require_accuracy()
     return posterior
 
 
-def _fitted(precision: Precision, next_rows: Jacobian | None) -> FullPosterior:
+def _fitted(
+    precision: Precision, next_rows: Jacobian | None = None, squares: SquaresBeside | None = None
+) -> FullPosterior:
     if next_rows is None or not _has_room_beside(precision, next_rows):
         return FullPosterior(precision, *factor_gram(precision.gram()))
-    K, cross = precision.gram_and_cross(next_rows)
+    K, cross = precision.gram_and_cross(next_rows, squares)
     return FullPosterior(precision, *factor_gram(K), [(next_rows, cross)])
 
 

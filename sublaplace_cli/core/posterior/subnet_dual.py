@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import linalg
-from ..jacobian.blocks import add_upper
+from ..jacobian.products import add_upper
 from ..omega.precision import Precision
 from .full import factor_gram, own_shares
 from .subnet import Form, SubnetPosterior, require_room_for_subnet

@@ -9,7 +9,7 @@ from torch import Tensor
 from ...catalog import FULL
 from ...core.jacobian.rows import Jacobian
 from ...core.omega.precision import Precision
-from ...core.omega.row_sums import own_products
+from ...core.omega.row_sums import SquaresBeside, own_products
 from ...core.posterior.certified.training_rows import FreedomEstimate
 from ...core.posterior.full import FullPosterior, fit_full
 from ...core.posterior.left_out import LeftOut, left_out
@@ -29,6 +29,7 @@ class FullOfRun:
     run: Run
     omega: Precision
     hyperparameters: Hyperparameters
+    squares: SquaresBeside | None = None  # where square sums are kept that scores will need
     _next_rows: list[Jacobian] = field(default_factory=list)
 
     def exact_for(self, rows: Jacobian) -> FullPosterior:
@@ -51,8 +52,10 @@ class FullOfRun:
             numbers = {"freedom": full.freedom, "condition": full.condition, **posterior_facts(self.hyperparameters)}
             return ({"factor": full.factor}, numbers) if store.fits(name, {"factor": full.factor}) else None
 
-        key = Key("posterior", name, {}, {"method": FULL}, "full")
-        return store.get(key, lambda: fit_full(omega, *self._next_rows), read, write).value
+        def make() -> FullPosterior:
+            return fit_full(omega, next(iter(self._next_rows), None), self.squares)
+
+        return store.get(Key("posterior", name, {}, {"method": FULL}, "full"), make, read, write).value
 
     @cached_property
     def certifier(self) -> Certifier:

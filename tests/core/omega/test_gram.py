@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cases import CASES
@@ -10,7 +12,9 @@ from core.problems import PRIORS, random_matrix, solved
 from sublaplace_cli.core.jacobian.linear import LinearBlock
 from sublaplace_cli.core.jacobian.rows import HeldJacobian
 from sublaplace_cli.core.network.layout import Layout
+from sublaplace_cli.core.omega import row_sums
 from sublaplace_cli.core.omega.precision import Precision
+from sublaplace_cli.core.omega.row_sums import SquaresBeside, squared_gradients
 from sublaplace_cli.core.posterior.full import fit_full
 
 NAMES = [case.name for case in CASES]
@@ -25,6 +29,47 @@ def test_k_and_the_products_beside_it_have_the_bits_of_each_alone(name, prior):
     assert torch.equal(cross, precision.cross_gram(test))
 
 
+@pytest.mark.parametrize("memory", [2**34, 2**21])
+@each_problem
+def test_squares_found_beside_k_have_the_bits_of_those_alone(name, prior, memory, monkeypatch):
+    """In tiles of a few rows, as the sums by tiles have them, and where K takes several tiles."""
+    monkeypatch.setattr(row_sums, "BLOCK_TILE_BYTES", 4096)
+    precision, test = replace(solved(name, prior).precision, memory=memory), solved(name, prior).test
+    for root in (precision.root, None):
+        beside = SquaresBeside(root)
+        precision.gram_and_cross(test, beside)
+        expected = squared_gradients(precision.jacobian, root, memory)
+        assert torch.equal(beside.squared_gradients(precision.jacobian, memory), expected)
+        assert not beside.found  # given up: they take no memory any longer
+        assert torch.equal(beside.squared_gradients(precision.jacobian, memory), expected)
+
+
+def test_a_layer_is_written_out_once_for_k_the_products_beside_it_and_its_squares(monkeypatch):
+    counted, whole = [], LinearBlock.written_out
+
+    def count(self, *arguments):
+        counted.append(self.n_rows)
+        return whole(self, *arguments)
+
+    monkeypatch.setattr(LinearBlock, "written_out", count)
+    precision, beside = precision_of(6, 8), SquaresBeside(None)
+    precision.gram_and_cross(rows_of(4, 8, 3), beside)
+    beside.squared_gradients(precision.jacobian, 2**30)
+    assert counted == [6, 4]
+
+
+def rows_of(m, positions, seed):
+    inputs, deltas = random_matrix(m, positions, 3, seed=seed), random_matrix(m, 1, positions, 2, seed=seed + 1)
+    layout = Layout.from_shapes([("weight", (2, 3)), ("bias", (2,))])
+    block = LinearBlock(0, inputs, deltas, True)
+    return HeldJacobian(layout, torch.zeros(m, 1, dtype=torch.float64), (block,))
+
+
+def precision_of(m, positions):
+    root = torch.linspace(0.5, 1.0, m, dtype=torch.float64).reshape(m, 1, 1)
+    return Precision(rows_of(m, positions, 1), root, torch.ones(8, dtype=torch.float64), 2**30)
+
+
 def test_a_layer_is_written_out_once_for_k_and_the_products_beside_it(monkeypatch):
     counted, whole = [], LinearBlock.written_out
 
@@ -34,13 +79,7 @@ def test_a_layer_is_written_out_once_for_k_and_the_products_beside_it(monkeypatc
 
     monkeypatch.setattr(LinearBlock, "written_out", count)
 
-    def rows(m, seed):
-        block = LinearBlock(0, random_matrix(m, 8, 3, seed=seed), random_matrix(m, 1, 8, 2, seed=seed + 1), True)
-        layout = Layout.from_shapes([("weight", (2, 3)), ("bias", (2,))])
-        return HeldJacobian(layout, torch.zeros(m, 1, dtype=torch.float64), (block,))
-
-    root = torch.linspace(0.5, 1.0, 6, dtype=torch.float64).reshape(6, 1, 1)
-    precision, others = Precision(rows(6, 1), root, torch.ones(8, dtype=torch.float64), 2**30), rows(4, 3)
+    precision, others = precision_of(6, 8), rows_of(4, 8, 3)
     full = fit_full(precision, others)
     assert counted == [6, 4]
     found = full.covariance(others)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...jacobian.blocks import add_upper
+from ...jacobian.products import add_upper
 from ...linalg import column_squares, safe_cholesky, self_product, solve_lower, solve_lower_transposed
 
 

@@ -1,0 +1,87 @@
+"""Products of rows that are written out, in strips of rows and panels of columns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Rows of a symmetric Gram matrix that are computed at a time, from the diagonal on.
+GRAM_STRIP = 128
+Strips = Sequence[tuple[int, int]]  # [first, last) rows of each
+
+
+@dataclass(frozen=True)
+class RowSquares:
+    """Σₙ diag(JₙᵀHₙJₙ) of rows that are written out for their products: the bits of the sum by tiles of rows."""
+
+    W: Tensor | None  # (N, C, C); None: H = I
+    tiles: Strips  # rows that are added up at a time
+
+    def of(self, J: Tensor, C: int) -> Tensor:
+        """Over the rows of J (N·C, columns) → (columns,)."""
+        total = J.new_zeros(J.shape[1])
+        for a, b in self.tiles:
+            total += panel_squares(J[a * C : b * C], None if self.W is None else self.W[a:b])
+        return total
+
+
+def panel_squares(J: Tensor, W: Tensor | None) -> Tensor:
+    """Σₙ diag(JₙᵀHₙJₙ) with Hₙ = WₙWₙᵀ, over rows J (m·C, columns) float64."""
+    if W is None:
+        return J.square().sum(0)
+    if W.shape[1] == 1:  # one output: weighted after the square
+        return W.flatten().square() @ J.square()
+    return weighted(J.unflatten(0, (-1, W.shape[1])), W).square().sum((0, 1))
+
+
+def is_constant(prior: Tensor) -> bool:
+    return bool((prior == prior[0]).all())
+
+
+def in_metric(v: Tensor, *rows: Tensor) -> tuple[float, tuple[Tensor, ...]]:
+    """(s, rows Y) with s·Y Y′ᵀ = X V⁻¹ X′ᵀ: the rows themselves where v is one number."""
+    if is_constant(v):
+        return 1 / float(v[0]), rows
+    scale = v.rsqrt()
+    return 1.0, tuple(X * scale for X in rows)
+
+
+def add_upper(total: Tensor, X: Tensor, strips: Strips | None = None, factor: float = 1.0) -> None:
+    """total += factor·X Xᵀ on and above the diagonal, in strips that skip most of what lies below it."""
+    if strips is None:
+        strips = [(a, min(a + GRAM_STRIP, len(X))) for a in range(0, len(X), GRAM_STRIP)]
+    for a, b in strips:
+        add_product(total[a:b, a:], X[a:b], X[a:].T, factor)
+
+
+def add_product(total: Tensor, A: Tensor, B: Tensor, factor: float = 1.0) -> None:
+    """total += factor·A B, the product in the type of A and B."""
+    if A.dtype == total.dtype:
+        total.addmm_(A, B, alpha=factor)
+    else:
+        total.add_(A @ B, alpha=factor)
+
+
+def add_products(total: Tensor, A: Tensor, B: Tensor, strips: Strips, factor: float = 1.0) -> None:
+    """total += factor·A Bᵀ in the rows of the strips."""
+    for a, b in strips:
+        add_product(total[a:b], A[a:b], B.T, factor)
+
+
+def flat_strips(strips: Strips | None, n_rows: int, C: int) -> Strips:
+    """The requested strips, or narrow ones of all rows, as rows of the Gram matrix: C for each row."""
+    return [(a * C, b * C) for a, b in (narrow_strips(None, n_rows, C) if strips is None else strips)]
+
+
+def narrow_strips(strips: Strips | None, n_rows: int, C: int) -> Strips:
+    """The requested strips, or all rows, cut so that the products of a strip stay in the CPU cache."""
+    step = max(1, GRAM_STRIP // C)
+    return [(x, min(x + step, b)) for a, b in ([(0, n_rows)] if strips is None else strips) for x in range(a, b, step)]
+
+
+def weighted(J: Tensor, W: Tensor) -> Tensor:
+    """Rows Wₙᵀ Jₙ: (m, C, …) with (m, C, C) → (m, C, …)."""
+    if W.shape[1] == 1:  # one output: one number per row, no batched product
+        return J * W.reshape(-1, *[1] * (J.ndim - 1))
+    return torch.einsum("ncd,nc...->nd...", W, J)

@@ -6,15 +6,15 @@ from typing import Any
 
 from ..catalog import FULL, task_of
 from ..core.combined_pass import prepare_combined
-from ..core.jacobian.blocks import COLUMN_PANEL, stored_bytes
+from ..core.jacobian.blocks import stored_bytes
 from ..core.jacobian.capture import SAMPLE_ROWS, Capture
-from ..core.jacobian.rows import MOST_TILE_BYTES, TILE_SHARE
-from ..core.omega.gram import GRAM_TILE_BYTES
+from ..core.jacobian.rows import TILE_SHARE
 from ..core.posterior.certified.intervals import vector_bytes, vectors_at_once
 from ..core.posterior.certified.preconditioners import COPIES
 from ..core.posterior.full import full_bytes
 from ..core.posterior.subnet import natural_form, subnet_bytes
 from ..core.selectors.greedy import columns_room, first_width
+from ..core.sizes import Sizes, sizes_of
 from ..device import OUT_OF_MEMORY, peak_memory
 from ..files.artifacts.run_folder import file_stem
 from ..results.result import Listing
@@ -28,6 +28,7 @@ from ..run.full.certifier import (
 from ..run.posteriors.fitting import variant
 from ..run.references import norm
 from ..run.references.beside import cheap_calls
+from ..run.rows.row_shards import EXPANDED
 from ..run.rows.row_storage import RowStorage
 from ..run.rows.sampled import DEFAULT_SAMPLED, EXACT_OUTPUTS
 from ..run.run import Run
@@ -186,7 +187,7 @@ class Estimate:
     def _steps(self) -> Iterator[int]:
         run, rows = self.run, self.rows
         yield max(own.rows_per_pass * own.passes.capture.row_bytes for own in (each.source for each in self.storages))
-        yield self._tiles(MOST_TILE_BYTES)
+        yield self._tiles(self._sizes.row_tile_bytes)
         for choice in run.choices:
             if choice.k is not None and self.fits:
                 yield self._subnet(choice.k)
@@ -199,7 +200,7 @@ class Estimate:
             if run.full_is_certified:
                 yield from self._certified()
             else:  # the Gram matrix with its tiles, then the cross Gram matrix and the result of its solve
-                yield full_bytes(rows) + 8 * 2 * rows * test + 2 * self._tiles(GRAM_TILE_BYTES)
+                yield full_bytes(rows) + 8 * 2 * rows * test + 2 * self._tiles(self._sizes.gram_tile_bytes)
 
     def _certified(self) -> Iterator[int]:
         """The preconditioner while it is made; then with the vectors of a batch."""
@@ -207,7 +208,7 @@ class Estimate:
         own = 8 * rows * preconditioner_rank(rows, run.memory)
         yield COPIES * own
         at_once = vectors_at_once(rows, run.layout.size, run.memory)
-        yield own + at_once * vector_bytes(rows, run.layout.size) + self._tiles(MOST_TILE_BYTES)
+        yield own + at_once * vector_bytes(rows, run.layout.size) + self._tiles(self._sizes.row_tile_bytes)
 
     def _search(self, k: int) -> int:
         """Columns that a search holds, the directions of its pivots, and its work matrices."""
@@ -215,14 +216,19 @@ class Estimate:
         return 2 * columns + 8 * self.rows * k + 8 * 3 * min(self.rows, 2 * k) ** 2
 
     def _tiles(self, cap: int) -> int:
-        """One tile of rows while its blocks are used; for held rows, only the float64 copies of a panel."""
+        """One tile of rows while its blocks are used; for held rows, only what is made of them."""
         blocks = self.run.passes.over("train").capture.templates
-        if self.run.row_storage("train").form:
-            return self.rows * 8 * min(COLUMN_PANEL, max(block.width for block in blocks))
-        widest = max(block.row_bytes for block in blocks)
+        form = self.run.row_storage("train").form
+        if form == EXPANDED:
+            blocks = tuple(block.expanded() for block in blocks)
+        widest = max(block.work_bytes if form else block.row_bytes for block in blocks)
         return min(len(self.run.split("train")) * widest, cap, self.run.memory // TILE_SHARE)
+
+    @property
+    def _sizes(self) -> Sizes:
+        return sizes_of(self.run.device)
 
     def _subnet(self, k: int) -> int:
         """Matrices of the posterior, and the columns of a chunk of rows: assembled, and per block."""
-        chunk = min(8 * 2 * self.rows * k, min(MOST_TILE_BYTES, self.run.memory // TILE_SHARE))
-        return subnet_bytes(k, self.rows, natural_form(k, self.rows)) + chunk + self._tiles(MOST_TILE_BYTES)
+        chunk = min(8 * 2 * self.rows * k, min(self._sizes.row_tile_bytes, self.run.memory // TILE_SHARE))
+        return subnet_bytes(k, self.rows, natural_form(k, self.rows)) + chunk + self._tiles(self._sizes.row_tile_bytes)

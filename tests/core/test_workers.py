@@ -11,7 +11,7 @@ from core.problems import Problem, assert_close, solved, subset
 from core.thread_workers import run_on_workers, tensors_of
 from torch import Tensor
 
-from sublaplace_cli.core.jacobian import products
+from sublaplace_cli.core import sizes
 from sublaplace_cli.core.jacobian.rows import HeldJacobian, HoldingJacobian, Jacobian
 from sublaplace_cli.core.jacobian.sharded import ShardedJacobian, owners_of, some_rows
 from sublaplace_cli.core.omega import gram as gram_module
@@ -123,13 +123,8 @@ def test_gram_matrices_in_wide_strips_that_are_cut_again(name: str, size: int, m
     problem = problem_of(name, "unequal")
     N, C = problem.precision.jacobian.outputs.shape
     expected = problem.precision.gram(), problem.precision.cross_gram(problem.test)
-    for module, name_, value in (
-        (gram_module, "GRAM_STRIP", C),
-        (gram_module, "ENOUGH_STRIPS", 4),
-        (products, "GRAM_STRIP", C),
-    ):
-        monkeypatch.setattr(module, name_, value)
-    assert 2 <= gram_module.strip_width(N, C) < N  # wider than what a block cuts, and several of them
+    monkeypatch.setattr(sizes, "CPU", replace(sizes.CPU, strip=C, enough_strips=4))
+    assert 2 <= gram_module.strip_width(N, C, sizes.CPU) < N  # wider than what a block cuts, and several of them
     alone = problem.precision.gram(), problem.precision.cross_gram(problem.test)
     distributed, _ = distribute(
         problem, size, 3, lambda precision, test: (precision.gram(), precision.cross_gram(test))
@@ -143,11 +138,8 @@ def test_gram_matrices_in_wide_strips_that_are_cut_again(name: str, size: int, m
 
 
 def test_strips_are_wide_where_there_are_many_rows() -> None:
-    assert gram_module.strip_width(gram_module.FEW_ROWS, 1) == products.GRAM_STRIP // 2
-    assert gram_module.strip_width(2000, 1) == products.GRAM_STRIP
-    assert gram_module.strip_width(2000, 10) == 51
-    assert gram_module.strip_width(500_000, 1) == gram_module.WIDEST_STRIP
-    assert gram_module.strip_width(5, 1000) == 1
+    widths = {(256, 1): 64, (2000, 1): 128, (2000, 10): 51, (500_000, 1): 512, (5, 1000): 1}
+    assert {(n, C): gram_module.strip_width(n, C, sizes.CPU) for n, C in widths} == widths
 
 
 @pytest.mark.parametrize("how", HOLD)

@@ -44,6 +44,10 @@ class FeatureJacobian:
         return False
 
     @property
+    def is_held(self) -> bool:
+        return self.held is not None
+
+    @property
     def rows_per_read(self) -> int:
         return self.source.rows_per_read
 

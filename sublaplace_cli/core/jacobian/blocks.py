@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor
 
+from ..sizes import Sizes, sizes_of
 from .products import (
     RowSquares,
     Strips,
@@ -25,11 +26,6 @@ from .products import (
     panel_squares,
 )
 
-# Columns turned into float64 at a time: large enough for GEMM to run at full speed,
-# small enough that the float64 copy of a wide layer never exists as a whole.
-COLUMN_PANEL = 2048
-# Size of the rows of a factored block that are written out at a time, if the dense Jacobian is needed.
-DENSE_BYTES = 64 * 2**20
 FLOAT64 = torch.float64
 Pair = tuple[Tensor, Tensor]
 PairOfStrips = tuple[Strips | None, Strips | None]
@@ -49,6 +45,10 @@ class Block(ABC):
     @property
     @abstractmethod
     def row_bytes(self) -> int: ...  # memory per row while results are computed
+    @property
+    def work_bytes(self) -> int:
+        """The part of it that a Gram matrix needs beside the rows themselves."""
+        return self.row_bytes
 
     @abstractmethod
     def dense(self) -> "DenseBlock": ...
@@ -56,6 +56,14 @@ class Block(ABC):
     @property
     def span(self) -> slice:
         return slice(self.start, self.start + self.width)
+
+    @property
+    def device(self) -> torch.device:
+        return getattr(self, self.factors[0]).device
+
+    @property
+    def sizes(self) -> Sizes:
+        return sizes_of(self.device)
 
     @property
     def n_rows(self) -> int:
@@ -67,14 +75,15 @@ class Block(ABC):
 
     def dense_pieces(self) -> Iterator["DenseBlock"]:
         """The dense Jacobian a few rows at a time, so that it never exists as a whole."""
-        step = max(1, DENSE_BYTES // (8 * self.n_outputs * self.width))
+        step = max(1, self.sizes.dense_bytes // (8 * self.n_outputs * self.width))
         for start in range(0, self.n_rows, step):
             yield self.rows(start, min(start + step, self.n_rows)).dense()
 
     @property
     def cuts(self) -> list[slice]:
         """The columns in parts that together are all of them."""
-        return [slice(left, min(left + COLUMN_PANEL, self.width)) for left in range(0, self.width, COLUMN_PANEL)]
+        step = self.sizes.panel
+        return [slice(left, min(left + step, self.width)) for left in range(0, self.width, step)]
 
     def written_out(self, cuts: Iterable[slice]) -> Iterator[Tensor]:
         """J (m·C, columns) float64 of each cut; not to be changed. The next one may overwrite it."""
@@ -103,7 +112,7 @@ class Block(ABC):
 
         With itself, the part below the diagonal does not count. `strips` are the only rows that are computed.
         """
-        flat = flat_strips(strips, self.n_rows, self.n_outputs)
+        flat = flat_strips(strips, self.n_rows, self.n_outputs, self.device)
         if other is self:
             for cut, X in zip(self.cuts, self.written_out(self.cuts), strict=True):
                 factor, (A,) = in_metric(prior[cut], X)
@@ -131,8 +140,8 @@ class Block(ABC):
             self.add_gram(self, prior, products[0], strips[0], dtype)
             beside.add_gram(self, prior, products[1], strips[1], dtype)
             return None
-        own = flat_strips(strips[0], self.n_rows, self.n_outputs)
-        other = flat_strips(strips[1], beside.n_rows, beside.n_outputs)
+        own = flat_strips(strips[0], self.n_rows, self.n_outputs, self.device)
+        other = flat_strips(strips[1], beside.n_rows, beside.n_outputs, self.device)
         found: list[Tensor] = []
         for cut, X, Y in zip(self.cuts, self.written_out(self.cuts), beside.written_out(self.cuts), strict=True):
             factor, (A, B) = in_metric(prior[cut], X, Y)
@@ -206,6 +215,10 @@ class DenseBlock(Block):
         return self.values[:1].numel() * self.values.element_size()
 
     @property
+    def work_bytes(self) -> int:
+        return 8 * self.n_outputs * min(self.width, self.sizes.panel)
+
+    @property
     def flat(self) -> Tensor:
         return self.values.flatten(0, 1)  # (m·C, width)
 
@@ -240,6 +253,6 @@ def strip_pairs(
 ) -> Iterator[tuple[AnyBlock, AnyBlock, Tensor]]:
     """(rows of the strip, other rows, their part of the Gram matrix) per strip."""
     C = block.n_outputs
-    for a, b in narrow_strips(strips, block.n_rows, C):
+    for a, b in narrow_strips(strips, block.n_rows, C, block.device):
         first = a if other is block else 0
         yield block.rows(a, b), other.rows(first, other.n_rows), total[a * C : b * C, first * C :]

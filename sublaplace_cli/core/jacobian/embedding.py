@@ -49,7 +49,7 @@ class EmbeddingBlock(Block):
             super().add_gram(other, prior, total, strips, dtype)
             return
         met, C = other._entries(prior[0], dtype), self.n_outputs
-        for a, b in narrow_strips(strips, self.n_rows, C):
+        for a, b in narrow_strips(strips, self.n_rows, C, self.device):
             first = a if other is self else 0
             part = total[a * C : b * C, first * other.n_outputs :]
             self.rows(a, b)._entries(prior[0], dtype).add_products(met.from_row(first), part)

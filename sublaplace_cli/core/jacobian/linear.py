@@ -12,16 +12,11 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from .blocks import DENSE_BYTES, FLOAT64, Block, DenseBlock, strip_pairs
+from .blocks import FLOAT64, Block, DenseBlock, strip_pairs
 from .products import Strips, add_product, narrow_strips, panel_squares, weighted
 
 # An elementwise product costs about as much as this many multiplications inside a GEMM.
 ELEMENTWISE = 8
-COLUMNS_AT_ONCE = 64  # so that their factors stay in the CPU cache
-VECTORS_AT_ONCE = 16  # that are multiplied by the rows
-# Output units that are written out at a time, more where their rows are short. Constants: so the order of the sums does
-# not depend on the number of rows. Fewer make GEMM slow.
-LEAST_UNITS, WRITTEN_COLUMNS = 32, 2**14
 MOST_EXPANDED = 2  # a written-out row is kept if it takes at most so many times the memory of its factors
 
 
@@ -41,9 +36,14 @@ class LinearBlock(Block):
 
     @cached_property
     def row_bytes(self) -> int:
-        factors = 3 * (self.inputs[:1].numel() + self.deltas[:1].numel())  # as they are, and in float64
-        written_out = 0 if self.inputs.shape[1] == 1 else self.n_outputs * self._units * self.inputs.shape[2]
-        return self.inputs.element_size() * factors + 8 * written_out
+        factors = self.inputs[:1].numel() + self.deltas[:1].numel()
+        return self.inputs.element_size() * factors + self.work_bytes
+
+    @cached_property
+    def work_bytes(self) -> int:
+        if self.inputs.shape[1] == 1:
+            return 8 * (self.inputs[:1].numel() + self.deltas[:1].numel())
+        return 8 * self.n_outputs * self._units * (self.inputs.shape[2] + self.inputs.shape[1])
 
     def squares(self, W: Tensor | None = None) -> Tensor:
         if self.inputs.shape[1] > 1:
@@ -63,13 +63,13 @@ class LinearBlock(Block):
         is_weight = local < n_weights
         target = torch.where(is_weight, local // d_in, local - n_weights)
         into = torch.where(is_weight, local % d_in, d_in)  # the input of the bias is a constant 1, after the others
-        m, C = self.deltas.shape[:2]
+        (m, C), step = self.deltas.shape[:2], self.sizes.picked_columns
         for t in range(positions):
             a = torch.ones(d_in + 1, m, dtype=torch.float64, device=into.device)
             a[:-1] = self.inputs[:, t].T  # transposed once: then a column is contiguous
             delta = self.deltas[:, :, t].double().permute(2, 0, 1).flatten(1).contiguous()  # (d_out, m·C)
-            for left in range(0, len(into), COLUMNS_AT_ONCE):
-                some = slice(left, left + COLUMNS_AT_ONCE)
+            for left in range(0, len(into), step):
+                some = slice(left, left + step)
                 if t == 0:
                     torch.index_select(delta, 0, target[some], out=out[some])
                     out[some].view(-1, m, C).mul_(a.index_select(0, into[some]).unsqueeze(2))
@@ -90,7 +90,7 @@ class LinearBlock(Block):
             b, epsilon = a, delta
             if other is not self:
                 b, epsilon = other._scaled_inputs(v_weight, v_bias).to(dtype), other.deltas[:, 0, 0].to(dtype)
-            for top, end in narrow_strips(strips, len(a), 1):
+            for top, end in narrow_strips(strips, len(a), 1, self.device):
                 columns = slice(top if other is self else 0, None)
                 inputs, gradients = a[top:end] @ b[columns].T, delta[top:end] @ epsilon[columns].T
                 total[top:end, columns].addcmul_(inputs.double(), gradients.double())
@@ -108,7 +108,8 @@ class LinearBlock(Block):
     @property
     def _units(self) -> int:
         """Output units that are written out at a time."""
-        return min(self.deltas.shape[3], max(LEAST_UNITS, WRITTEN_COLUMNS // self.inputs.shape[2]))
+        sizes = self.sizes
+        return min(self.deltas.shape[3], max(sizes.least_units, sizes.written_columns // self.inputs.shape[2]))
 
     @property
     def cuts(self) -> list[slice]:
@@ -119,18 +120,28 @@ class LinearBlock(Block):
 
     def written_out(self, cuts: Iterable[slice]) -> Iterator[Tensor]:
         (m, C, T, d_out), d_in = self.deltas.shape, self.inputs.shape[2]
-        a = self.inputs.double()
+        pieces = self._written_pieces
+        a = self.inputs.double() if len(pieces) == 1 else self.inputs  # once for all cuts
         # One piece of memory for all of them: new memory for each costs as much as the product.
-        room: Tensor | None = None
+        room = torch.empty(0)
         for cut in cuts:
             if cut.start == d_out * d_in:
-                yield self.deltas.double().sum(2).flatten(0, 1)
+                yield self.deltas.sum(2, dtype=FLOAT64).flatten(0, 1)
                 continue
-            delta = self.deltas[..., cut.start // d_in : cut.stop // d_in].double()  # (m, C, T, units)
-            factor = delta.mT.reshape(m, -1, T)
-            if room is None or room.shape[1] != factor.shape[1]:
-                room = a.new_empty(m, factor.shape[1], d_in)
-            yield torch.bmm(factor, a, out=room).view(m * C, -1)
+            units = slice(cut.start // d_in, cut.stop // d_in)
+            n_units = C * (units.stop - units.start)
+            if room.shape[1:] != (n_units, d_in):
+                room = torch.empty(m, n_units, d_in, dtype=FLOAT64, device=self.device)
+            for rows in pieces:
+                delta = self.deltas[rows, :, :, units].double()  # (rows, C, T, units)
+                torch.bmm(delta.mT.reshape(-1, n_units, T), a[rows].double(), out=room[rows])
+            yield room.view(m * C, -1)
+
+    @property
+    def _written_pieces(self) -> list[slice]:
+        """Rows that are written out at a time: so that no float64 copy of all their factors exists."""
+        step = max(1, self.sizes.written_bytes // (8 * max(1, self.inputs[:1].numel())))
+        return [slice(a, min(a + step, self.n_rows)) for a in range(0, self.n_rows, step)]
 
     def _in(self, dtype: torch.dtype) -> Self:
         return self.with_tensors({"inputs": self.inputs.to(dtype), "deltas": self.deltas.to(dtype)})
@@ -214,10 +225,11 @@ class LinearBlock(Block):
 
         Few vectors and many rows: then the sum over the rows, which every piece adds to, stays in the CPU cache.
         """
-        for left in range(0, r, VECTORS_AT_ONCE):
-            vectors = slice(left, min(left + VECTORS_AT_ONCE, r))
+        sizes = self.sizes
+        for left in range(0, r, sizes.vectors):
+            vectors = slice(left, min(left + sizes.vectors, r))
             row_bytes = 8 * (vectors.stop - left) * self.inputs.shape[1] * self.deltas.shape[3]
-            step = max(1, DENSE_BYTES // row_bytes)
+            step = max(1, sizes.dense_bytes // row_bytes)
             yield from ((slice(a, min(a + step, self.n_rows)), vectors) for a in range(0, self.n_rows, step))
 
     def dense(self) -> DenseBlock:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Rows of a symmetric Gram matrix that are computed at a time, from the diagonal on.
-GRAM_STRIP = 128
+from ..sizes import sizes_of
+
 Strips = Sequence[tuple[int, int]]  # [first, last) rows of each
 
 
@@ -50,7 +50,8 @@ def in_metric(v: Tensor, *rows: Tensor) -> tuple[float, tuple[Tensor, ...]]:
 def add_upper(total: Tensor, X: Tensor, strips: Strips | None = None, factor: float = 1.0) -> None:
     """total += factor·X Xᵀ on and above the diagonal, in strips that skip most of what lies below it."""
     if strips is None:
-        strips = [(a, min(a + GRAM_STRIP, len(X))) for a in range(0, len(X), GRAM_STRIP)]
+        step = sizes_of(X.device).strip
+        strips = [(a, min(a + step, len(X))) for a in range(0, len(X), step)]
     for a, b in strips:
         add_product(total[a:b, a:], X[a:b], X[a:].T, factor)
 
@@ -69,14 +70,14 @@ def add_products(total: Tensor, A: Tensor, B: Tensor, strips: Strips, factor: fl
         add_product(total[a:b], A[a:b], B.T, factor)
 
 
-def flat_strips(strips: Strips | None, n_rows: int, C: int) -> Strips:
+def flat_strips(strips: Strips | None, n_rows: int, C: int, device: torch.device) -> Strips:
     """The requested strips, or narrow ones of all rows, as rows of the Gram matrix: C for each row."""
-    return [(a * C, b * C) for a, b in (narrow_strips(None, n_rows, C) if strips is None else strips)]
+    return [(a * C, b * C) for a, b in (narrow_strips(None, n_rows, C, device) if strips is None else strips)]
 
 
-def narrow_strips(strips: Strips | None, n_rows: int, C: int) -> Strips:
-    """The requested strips, or all rows, cut so that the products of a strip stay in the CPU cache."""
-    step = max(1, GRAM_STRIP // C)
+def narrow_strips(strips: Strips | None, n_rows: int, C: int, device: torch.device) -> Strips:
+    """The requested strips, or all rows, cut so that on a CPU the products of a strip stay in the cache."""
+    step = max(1, sizes_of(device).strip // C)
     return [(x, min(x + step, b)) for a, b in ([(0, n_rows)] if strips is None else strips) for x in range(a, b, step)]
 
 

@@ -9,14 +9,14 @@ from typing import Protocol
 from torch import Tensor
 
 from ..network.layout import Layout
+from ..sizes import sizes_of
 from .blocks import Block, joined
 from .products import Strips
 
 # Share of the memory budget that one tile of rows may take: two tiles and their float64 panels are alive at the same
-# time, together with the caller's matrices. Larger tiles are no faster, and the cap keeps the order of the sums, and so
-# the bits, independent of how much memory is free.
+# time, together with the caller's matrices. Larger tiles are no faster, and their cap keeps the order of the sums, and
+# so the bits, independent of how much memory is free.
 TILE_SHARE = 6
-MOST_TILE_BYTES = 256 * 2**20
 Which = Sequence[int] | None  # numbers of blocks; None: all of them
 
 
@@ -31,6 +31,8 @@ class Jacobian(Protocol):
     def templates(self) -> Sequence[Block]: ...  # the blocks of a few rows, which describe the layout
     @property
     def by_block(self) -> bool: ...  # whether loading one block costs only its share of the whole
+    @property
+    def is_held(self) -> bool: ...  # whether loading a block takes no memory
     @property
     def rows_per_read(self) -> int: ...  # rows that are computed or read at once
     def load(self, start: int, stop: int, which: Which = None) -> list[Block]: ...
@@ -54,6 +56,7 @@ class HeldJacobian:
     outputs: Tensor  # (N, C)
     blocks: tuple[Block, ...]
     by_block: bool = field(default=True, init=False)
+    is_held: bool = field(default=True, init=False)
     rows_per_read: int = field(default=1, init=False)
 
     @property
@@ -96,6 +99,7 @@ class StoredJacobian:
     rows_per_read: int = 1
     announce: Callable[[int, int, int], None] | None = None  # called with what will be read next
     by_block: bool = field(default=True, init=False)
+    is_held: bool = field(default=False, init=False)
 
     def load(self, start: int, stop: int, which: Which = None) -> list[Block]:
         return [self.read(i, start, stop) for i in _chosen(which, self.templates)]
@@ -115,6 +119,7 @@ class HoldingJacobian:
     step: int  # rows that are converted at once: those of a pass, so that the bits are always the same
     held: dict[int, Block] = field(default_factory=dict, init=False, compare=False)
     by_block: bool = field(default=True, init=False)
+    is_held: bool = field(default=True, init=False)
     rows_per_read: int = field(default=1, init=False)
 
     @property
@@ -151,6 +156,7 @@ class RecomputedJacobian:
     compute: Callable[[int, int], list[Block]]
     rows_per_read: int
     by_block: bool = field(default=False, init=False)
+    is_held: bool = field(default=False, init=False)
 
     def load(self, start: int, stop: int, which: Which = None) -> list[Block]:
         chosen = _chosen(which, self.templates)
@@ -168,6 +174,7 @@ class SomeRows:
     source: Jacobian
     rows: Sequence[int]
     in_pieces_of: int = 1  # rows that are also neighbours in the source
+    is_held: bool = field(default=False, init=False)  # its pieces are joined
 
     @property
     def layout(self) -> Layout:
@@ -218,14 +225,21 @@ def aligned(start: int, stop: int, step: int, n_rows: int) -> Iterator[tuple[int
 
 
 def row_tiles(
-    jacobian: Jacobian, memory: int, which: Which = None, extra: int = 0, most: int = 0, cap: int = MOST_TILE_BYTES
+    jacobian: Jacobian, memory: int, which: Which = None, extra: int = 0, cap: int = 0
 ) -> list[tuple[int, int]]:
-    """Slices of rows, `most` if not 0, whose blocks, with `extra` bytes per row, stay within a share of the memory."""
-    n_rows, templates = len(jacobian.outputs), jacobian.templates
-    row_bytes = sum(templates[i].row_bytes for i in _chosen(which, templates))
-    step = max(1, min(n_rows, min(memory // TILE_SHARE, cap) // max(row_bytes + extra, 1), most or n_rows))
+    """Slices of rows whose blocks, with `extra` bytes per row, stay within a share of the memory."""
+    templates = jacobian.templates
+    row_bytes = sum(templates[i].row_bytes for i in _chosen(which, templates)) + extra
+    room = min(memory // TILE_SHARE, cap or sizes_of(jacobian.outputs.device).row_tile_bytes)
+    return tiles_of(jacobian, room // max(row_bytes, 1))
+
+
+def tiles_of(jacobian: Jacobian, step: int) -> list[tuple[int, int]]:
+    """Slices of at most so many rows, at least one, so that none is computed or read twice where that is possible."""
+    n_rows = len(jacobian.outputs)
+    step = max(1, min(n_rows, step))
     if step > jacobian.rows_per_read:
-        step -= step % jacobian.rows_per_read  # so that no row is computed or read twice
+        step -= step % jacobian.rows_per_read
     return [(left, min(left + step, n_rows)) for left in range(0, n_rows, step)]
 
 

@@ -1,7 +1,7 @@
 """A Jacobian whose rows are held by several workers, in pieces that are assigned in turn."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -31,6 +31,7 @@ class ShardedJacobian:
     name: str  # the same on all workers
     rows: Sequence[int] | None = None  # if these are only some rows of the Jacobian with that name
     rows_per_read: int = 1
+    is_held: bool = field(default=False, init=False)  # `load` gathers rows from others
 
     @property
     def by_block(self) -> bool:

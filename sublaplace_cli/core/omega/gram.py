@@ -9,17 +9,13 @@ from torch import Tensor
 
 from ..jacobian.blocks import Block
 from ..jacobian.conv import ConvBlock
-from ..jacobian.products import GRAM_STRIP
-from ..jacobian.rows import TILE_SHARE, Jacobian, block_groups, loaded, n_outputs, row_tiles
+from ..jacobian.rows import TILE_SHARE, Jacobian, block_groups, loaded, n_outputs, tiles_of
 from ..jacobian.sharded import workers_of
 from ..linalg import mirrored
 from ..progress import NoProgress, ProgressFactory
+from ..sizes import Sizes, sizes_of
 from ..workers import LEADER, collective, owner_of_strip
 from .row_sums import SquaresBeside
-
-ENOUGH_STRIPS, WIDEST_STRIP = 32, 512  # of a Gram matrix with many rows
-FEW_ROWS = 256  # of a Gram matrix, where wide strips compute much of what lies below the diagonal
-GRAM_TILE_BYTES = 2**30  # each tile is read once per tile of the other side: larger tiles mean fewer reads
 
 
 def gram(left: Jacobian, right: Jacobian, prior: Tensor, memory: int, progress: ProgressFactory = NoProgress) -> Tensor:
@@ -28,12 +24,12 @@ def gram(left: Jacobian, right: Jacobian, prior: Tensor, memory: int, progress: 
     return mirrored(K) if left is right else K
 
 
-def strip_width(n_rows: int, C: int) -> int:
+def strip_width(n_rows: int, C: int, sizes: Sizes) -> int:
     """Rows of a Jacobian whose part of a Gram matrix is computed at once, by one worker."""
     # Wide strips are faster, but all workers need some. The width depends only on the number of rows, so that the
     # products, and with them their rounding, are the same for any number of workers.
-    least = GRAM_STRIP if n_rows * C > FEW_ROWS else GRAM_STRIP // 2
-    return max(1, min(max(least, n_rows * C // ENOUGH_STRIPS), WIDEST_STRIP) // C)
+    least = sizes.strip if n_rows * C > sizes.few_rows else sizes.strip // 2
+    return max(1, min(max(least, n_rows * C // sizes.enough_strips), sizes.widest_strip) // C)
 
 
 def gram_beside(
@@ -74,15 +70,18 @@ def gram_beside(
 
 
 def _strips(J: Jacobian) -> list[tuple[int, int]]:
-    n_rows, width = len(J.outputs), strip_width(len(J.outputs), n_outputs(J))
+    n_rows = len(J.outputs)
+    width = strip_width(n_rows, n_outputs(J), sizes_of(J.outputs.device))
     return [(a, min(a + width, n_rows)) for a in range(0, n_rows, width)]
 
 
 def _tiles(J: Jacobian, pair: tuple[Jacobian, Jacobian], memory: int, group: Sequence[int]) -> list[tuple[int, int]]:
-    """The tiles of rows of one of a pair of Jacobians."""
+    """The tiles of rows of one of a pair of Jacobians; rows that are held need no memory of their own."""
     # The part of K that belongs to a tile, and the work memory of a factored block, must fit as well.
     most = max(1, math.isqrt(memory // TILE_SHARE // 24) // max(map(n_outputs, pair)))
-    return row_tiles(J, memory, group, most=most, cap=GRAM_TILE_BYTES)
+    row_bytes = sum(J.templates[i].work_bytes if J.is_held else J.templates[i].row_bytes for i in group)
+    room = min(memory // TILE_SHARE, sizes_of(J.outputs.device).gram_tile_bytes)
+    return tiles_of(J, min(most, room // max(row_bytes, 1)))
 
 
 @collective

@@ -10,13 +10,11 @@ from torch import Tensor
 
 from ..jacobian.blocks import Block
 from ..jacobian.products import RowSquares, add_upper
-from ..jacobian.rows import MOST_TILE_BYTES, Jacobian, block_groups, loaded, n_outputs, row_tiles
+from ..jacobian.rows import Jacobian, block_groups, loaded, n_outputs, row_tiles
 from ..jacobian.sharded import ShardedJacobian, local_part, workers_of
 from ..progress import NoProgress, ProgressFactory
+from ..sizes import sizes_of
 from ..workers import LEADER, collective
-
-BLOCK_TILE_BYTES = 32 * 2**20  # of rows of one block: fresh memory for more costs as much as the sums
-WEIGHTED_ROWS = 1024  # rows of a matrix that are weighted at a time
 
 
 @collective
@@ -107,7 +105,8 @@ def _by_group(own: Jacobian, memory: int, groups: Sequence[list[int]]) -> Iterat
 
 
 def _group_tiles(own: Jacobian, memory: int, group: Sequence[int]) -> list[tuple[int, int]]:
-    return row_tiles(own, memory, group, cap=BLOCK_TILE_BYTES if own.by_block else MOST_TILE_BYTES)
+    sizes = sizes_of(own.outputs.device)
+    return row_tiles(own, memory, group, cap=sizes.block_tile_bytes if own.by_block else sizes.row_tile_bytes)
 
 
 def column_chunks(jacobian: Jacobian, S: Tensor, memory: int) -> Iterator[tuple[int, Tensor]]:
@@ -206,8 +205,9 @@ def weigh_columns(K: Tensor, W: Tensor, in_place: bool = False) -> Tensor:
     if C == 1:
         return K.mul_(W.reshape(1, N)) if in_place else K * W.reshape(1, N)
     result = K if in_place else torch.empty_like(K)
-    for top in range(0, len(K), WEIGHTED_ROWS):  # a few rows at a time: K may be as large as memory allows
-        rows = slice(top, top + WEIGHTED_ROWS)
+    step = sizes_of(K.device).weighted_rows
+    for top in range(0, len(K), step):  # a few rows at a time: K may be as large as memory allows
+        rows = slice(top, top + step)
         result[rows] = torch.einsum("rnc,ncd->rnd", K[rows].reshape(-1, N, C), W).reshape(-1, N * C)
     return result
 

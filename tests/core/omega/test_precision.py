@@ -26,6 +26,7 @@ from core.problems import (
     synthetic,
 )
 
+from sublaplace_cli.core import sizes
 from sublaplace_cli.core.jacobian import blocks
 from sublaplace_cli.core.jacobian.capture import prepare_capture
 from sublaplace_cli.core.jacobian.rows import (
@@ -150,7 +151,7 @@ def test_tiles_cover_all_rows_once_within_the_memory_and_on_the_grain(rows_per_r
 def test_answers_do_not_depend_on_the_width_of_a_panel(name, panel, monkeypatch):
     problem = solved(name, "unequal")
     expected = answers(problem)
-    monkeypatch.setattr(blocks, "COLUMN_PANEL", panel)
+    monkeypatch.setattr(sizes, "CPU", replace(sizes.CPU, panel=panel))
     assert_same(answers(problem), expected)
 
 

@@ -27,7 +27,6 @@ class Sizes:
     picked_columns: int  # columns of a linear layer that are computed at a time
     vectors: int  # that are multiplied by the rows of a linear layer at a time
     weighted_rows: int  # of a matrix that are weighted at a time
-    entries: int  # of an embedding's table whose products are computed at a time; with 1, each by itself
 
 
 # A core's cache holds a strip and its part of a panel; new memory for larger pieces costs as much as their product.
@@ -47,7 +46,6 @@ CPU = Sizes(
     picked_columns=64,
     vectors=16,
     weighted_rows=1024,
-    entries=1,
 )
 # A GPU needs few launches, each with work for all its processors.
 CUDA = Sizes(
@@ -66,7 +64,6 @@ CUDA = Sizes(
     picked_columns=4096,
     vectors=128,
     weighted_rows=2**14,
-    entries=256,
 )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..sizes import Sizes, sizes_of
 from .products import (
+    Prior,
     RowSquares,
     Strips,
     add_products,
@@ -106,7 +107,7 @@ class Block(ABC):
             done += width
 
     def add_gram(
-        self, other: "Block", prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
+        self, other: "Block", prior: Prior, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
     ) -> None:
         """total += J V⁻¹ J′ᵀ with the same block of other rows (m·C, m′·C′), where `prior` is the block's part of v.
 
@@ -115,18 +116,18 @@ class Block(ABC):
         flat = flat_strips(strips, self.n_rows, self.n_outputs, self.device)
         if other is self:
             for cut, X in zip(self.cuts, self.written_out(self.cuts), strict=True):
-                factor, (A,) = in_metric(prior[cut], X)
+                factor, (A,) = in_metric(prior, cut, X)
                 add_upper(total, A.to(dtype), flat, factor)
             return
         cuts = other.cuts if self.fits_any_cut else self.cuts
         for cut, X, Y in zip(cuts, self.written_out(cuts), other.written_out(cuts), strict=True):
-            factor, (A, B) = in_metric(prior[cut], X, Y)
+            factor, (A, B) = in_metric(prior, cut, X, Y)
             add_products(total, A.to(dtype), B.to(dtype), flat, factor)
 
     def add_grams(
         self,
         beside: "Block",
-        prior: Tensor,
+        prior: Prior,
         products: Pair,
         strips: PairOfStrips,
         dtype: torch.dtype,
@@ -144,7 +145,7 @@ class Block(ABC):
         other = flat_strips(strips[1], beside.n_rows, beside.n_outputs, self.device)
         found: list[Tensor] = []
         for cut, X, Y in zip(self.cuts, self.written_out(self.cuts), beside.written_out(self.cuts), strict=True):
-            factor, (A, B) = in_metric(prior[cut], X, Y)
+            factor, (A, B) = in_metric(prior, cut, X, Y)
             A = A.to(dtype)
             add_upper(products[0], A, own, factor)
             add_products(products[1], B.to(dtype), A, other, factor)
@@ -152,7 +153,7 @@ class Block(ABC):
                 found.append(squares.of(X, self.n_outputs))
         return torch.cat(found) if found else None
 
-    def is_factored(self, other: "Block", prior: Tensor) -> bool:
+    def is_factored(self, other: "Block", prior: Prior) -> bool:
         """Whether some Gram matrix of these two blocks is computed without writing them out."""
         return False
 

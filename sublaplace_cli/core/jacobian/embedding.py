@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .blocks import FLOAT64, Block, DenseBlock
-from .products import Strips, is_constant, narrow_strips, weighted
+from .products import Prior, Strips, constant_of, is_constant, narrow_strips, weighted
 
 
 @dataclass(frozen=True)
@@ -43,26 +43,27 @@ class EmbeddingBlock(Block):
             total += self.deltas[:, :, t].permute(2, 0, 1).index_select(0, axis) * hit
 
     def add_gram(
-        self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
+        self, other: Block, prior: Prior, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
     ) -> None:
-        if not isinstance(other, EmbeddingBlock) or not is_constant(prior):
+        v = constant_of(prior)
+        if not isinstance(other, EmbeddingBlock) or v is None:
             super().add_gram(other, prior, total, strips, dtype)
             return
-        met, C = other._entries(prior[0], dtype), self.n_outputs
+        met, C = other._entries(v, dtype), self.n_outputs
         for a, b in narrow_strips(strips, self.n_rows, C, self.device):
             first = a if other is self else 0
             part = total[a * C : b * C, first * other.n_outputs :]
-            self.rows(a, b)._entries(prior[0], dtype).add_products(met.from_row(first), part)
+            self.rows(a, b)._entries(v, dtype).add_products(met.from_row(first), part)
 
-    def is_factored(self, other: Block, prior: Tensor) -> bool:
-        return isinstance(other, EmbeddingBlock) and is_constant(prior)
+    def is_factored(self, other: Block, prior: Prior) -> bool:
+        return isinstance(other, EmbeddingBlock) and constant_of(prior) is not None
 
-    def _entries(self, v: Tensor, dtype: torch.dtype) -> "_Entries":
+    def _entries(self, v: float, dtype: torch.dtype) -> "_Entries":
         """The entries that a row uses, each once, with the sum of its gradients in the prior's metric."""
         m, C, T, d = self.deltas.shape
         row = torch.arange(m, device=self.tokens.device).unsqueeze(1)
         used, place = (self.tokens * m + row).flatten().unique(return_inverse=True)  # by entry, then by row
-        deltas = (self.deltas.double() * v.rsqrt()).transpose(1, 2).reshape(m * T, C * d)
+        deltas = (self.deltas.double() * v**-0.5).transpose(1, 2).reshape(m * T, C * d)
         total = deltas.new_zeros(len(used), C * d).index_add_(0, place, deltas)
         return _Entries(used // m, used % m, total.view(-1, C, d).to(dtype))
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .blocks import FLOAT64, Block, DenseBlock, strip_pairs
-from .products import Strips, add_product, narrow_strips, panel_squares, weighted
+from .products import Prior, Strips, add_product, constant_of, narrow_strips, panel_squares, weighted
 
 # An elementwise product costs about as much as this many multiplications inside a GEMM.
 ELEMENTWISE = 8
@@ -78,7 +78,7 @@ class LinearBlock(Block):
                     out[some].view(-1, m, C).addcmul_(picked, a.index_select(0, into[some]).unsqueeze(2))
 
     def add_gram(
-        self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
+        self, other: Block, prior: Prior, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
     ) -> None:
         v_weight, v_bias = self._priors(prior)
         if not isinstance(other, LinearBlock) or v_weight is None or not self._factored_is_cheaper(other):
@@ -100,7 +100,7 @@ class LinearBlock(Block):
         for some, right, part in strip_pairs(own, met, total, strips):
             some._add_strip(right, v_weight, v_bias, part)
 
-    def is_factored(self, other: Block, prior: Tensor) -> bool:
+    def is_factored(self, other: Block, prior: Prior) -> bool:
         if not isinstance(other, LinearBlock) or self._priors(prior)[0] is None:
             return False
         return any(each._factored_is_cheaper(self) for each in (self, other))
@@ -243,10 +243,9 @@ class LinearBlock(Block):
             return self
         return DenseBlock(self.start, self.dense().values.to(self.inputs.dtype))
 
-    def _priors(self, prior: Tensor) -> tuple[float | None, float | None]:
+    def _priors(self, prior: Prior) -> tuple[float | None, float | None]:
         """(value of the weight, of the bias) where each has one; None, None if either varies."""
         n_weights = self.deltas.shape[3] * self.inputs.shape[2]
-        weight, bias = prior[:n_weights], prior[n_weights:]
-        if not bool((weight == weight[0]).all()) or (self.has_bias and not bool((bias == bias[0]).all())):
-            return None, None
-        return float(weight[0]), float(bias[0]) if self.has_bias else None
+        parts = (prior, prior) if isinstance(prior, float) else (prior[:n_weights], prior[n_weights:])
+        weight, bias = constant_of(parts[0]), constant_of(parts[1]) if self.has_bias else None
+        return (weight, bias) if not self.has_bias or bias is not None else (None, None)

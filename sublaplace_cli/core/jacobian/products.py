@@ -1,5 +1,6 @@
 """Products of rows that are written out, in strips of rows and panels of columns."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,10 @@ from torch import Tensor
 from ..sizes import sizes_of
 
 Strips = Sequence[tuple[int, int]]  # [first, last) rows of each
+Prior = Tensor | float  # a block's part of v, or its one value where it is known to be constant
+
+
+MOST_CHANGES = 10_000  # of neighbouring prior precisions that are looked through
 
 
 @dataclass(frozen=True)
@@ -39,11 +44,33 @@ def is_constant(prior: Tensor) -> bool:
     return bool((prior == prior[0]).all())
 
 
-def in_metric(v: Tensor, *rows: Tensor) -> tuple[float, tuple[Tensor, ...]]:
-    """(s, rows Y) with s·Y Y′ᵀ = X V⁻¹ X′ᵀ: the rows themselves where v is one number."""
-    if is_constant(v):
-        return 1 / float(v[0]), rows
-    scale = v.rsqrt()
+def constant_of(prior: Prior) -> float | None:
+    """The one value of all entries, if there is one."""
+    if isinstance(prior, float):
+        return prior
+    return float(prior[0]) if is_constant(prior) else None
+
+
+def constants_of(prior: Tensor, spans: Sequence[slice]) -> list[Prior]:
+    """The part of v at each span, as a number where it is constant; a device is asked only once for all of them."""
+    changes = (prior[1:] != prior[:-1]).nonzero().squeeze(1)
+    if len(changes) > MOST_CHANGES:
+        return [prior[span] for span in spans]
+    at, firsts = changes.tolist(), prior[[span.start for span in spans]].tolist()
+    return [
+        first if bisect_left(at, span.start) == bisect_left(at, span.stop - 1) else prior[span]
+        for span, first in zip(spans, firsts, strict=True)
+    ]
+
+
+def in_metric(prior: Prior, cut: slice, *rows: Tensor) -> tuple[float, tuple[Tensor, ...]]:
+    """(s, rows Y) with s·Y Y′ᵀ = X V⁻¹ X′ᵀ at these columns: the rows themselves where v is one number there."""
+    part = prior if isinstance(prior, float) else prior[cut]
+    v = constant_of(part)
+    if v is not None:
+        return 1 / v, rows
+    assert isinstance(part, Tensor), "a number is constant"
+    scale = part.rsqrt()
     return 1.0, tuple(X * scale for X in rows)
 
 

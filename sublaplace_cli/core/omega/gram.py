@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..jacobian.blocks import Block
 from ..jacobian.conv import ConvBlock
+from ..jacobian.products import Prior, constants_of
 from ..jacobian.rows import TILE_SHARE, Jacobian, block_groups, loaded, n_outputs, tiles_of
 from ..jacobian.sharded import workers_of
 from ..linalg import mirrored
@@ -54,7 +55,7 @@ def gram_beside(
         return K, gram_strips(other, own, prior, memory, False, single, progress=progress)
     dtype, device = torch.float32 if single else torch.float64, own.outputs.device
     K, cross = (torch.zeros(size, sizes[0], dtype=torch.float64, device=device) for size in sizes)
-    strips = _strips(own), _strips(other)
+    strips, values = (_strips(own), _strips(other)), _constants(prior, own)
     with progress("Gram matrix of the training rows, and with the test rows", len(groups)) as bar:
         for group in groups:
             blocks = [[_ready(block) for block in J.load(0, len(J.outputs), group)] for J in (own, other)]
@@ -62,7 +63,7 @@ def gram_beside(
                 # A convolution is written out before: its own squares take other rows at a time.
                 asked = squares if own.by_block and not isinstance(own.templates[number], ConvBlock) else None
                 wanted = None if asked is None else asked.rows_of(own, number, memory)
-                found = x.add_grams(y, prior[x.span], (K, cross), strips, dtype, wanted)
+                found = x.add_grams(y, values[number], (K, cross), strips, dtype, wanted)
                 if asked is not None and found is not None:
                     asked.found[number] = found
             bar.advance(1)
@@ -107,6 +108,7 @@ def gram_strips(
     groups = block_groups(left, right)
     dtype = torch.float32 if single else torch.float64  # of the products; their sum is float64
     tiles = [[_tiles(J, (left, right), memory, group) for J in (left, right)] for group in groups]
+    values = _constants(prior, left)
     label = "Gram matrix of the training rows" if same else "Gram matrix of test and training rows"
     with progress(label, sum(len(rows) for rows, _ in tiles)) as bar:
         for group, (rows, columns) in zip(groups, tiles, strict=True):
@@ -116,8 +118,8 @@ def gram_strips(
                 # The tiles of one Jacobian lie on one grid: each is multiplied with itself and with those after it.
                 others = loaded(right, [tile for tile in columns if not same or tile[0] > a], group)
                 for c, d, blocks in itertools.chain([(a, b, A)] if same else [], others):
-                    for x, y in zip(A, blocks, strict=True):
-                        x.add_gram(_ready(y), prior[x.span], K[a * C : b * C, c * C2 : d * C2], inside, dtype)
+                    for number, x, y in zip(group, A, blocks, strict=True):
+                        x.add_gram(_ready(y), values[number], K[a * C : b * C, c * C2 : d * C2], inside, dtype)
                 bar.advance(1)
     for a, b, worker in strips:
         if worker != LEADER and workers.rank in (worker, LEADER):
@@ -126,6 +128,10 @@ def gram_strips(
             workers.send_to_leader(part, worker)
             strip.copy_(part)
     return K
+
+
+def _constants(prior: Tensor, J: Jacobian) -> list[Prior]:
+    return constants_of(prior, [block.span for block in J.templates])
 
 
 def _ready(block: Block) -> Block:

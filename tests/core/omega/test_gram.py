@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import CASES
-from core.problems import PRIORS, random_matrix, solved
+from core.problems import PRIORS, assert_close, random_matrix, solved
 
 from sublaplace_cli.core import sizes
 from sublaplace_cli.core.jacobian.linear import LinearBlock
-from sublaplace_cli.core.jacobian.rows import HeldJacobian
+from sublaplace_cli.core.jacobian.rows import TILE_SHARE, HeldJacobian, StoredJacobian
 from sublaplace_cli.core.network.layout import Layout
 from sublaplace_cli.core.omega.precision import Precision
 from sublaplace_cli.core.omega.row_sums import SquaresBeside, squared_gradients
@@ -56,6 +56,34 @@ def test_a_layer_is_written_out_once_for_k_the_products_beside_it_and_its_square
     precision.gram_and_cross(rows_of(4, 8, 3), beside)
     beside.squared_gradients(precision.jacobian, 2**30)
     assert counted == [6, 4]
+
+
+def test_rows_that_are_held_are_written_out_once_however_many_tiles_they_would_take(monkeypatch):
+    """Tiles of rows that are read meet each other, and each time they are written out again."""
+    counted, whole = [], LinearBlock.written_out
+
+    def count(self, *arguments):
+        counted.append(self.n_rows)
+        return whole(self, *arguments)
+
+    monkeypatch.setattr(LinearBlock, "written_out", count)
+    precision = precision_of(60, 64)
+    block = precision.jacobian.blocks[0]
+    memory = TILE_SHARE * block.row_bytes * 25
+    found = {}
+    for name, rows in {"held": precision.jacobian, "read": read_block_by_block(precision.jacobian)}.items():
+        counted.clear()
+        found[name] = replace(precision, jacobian=rows, memory=memory).gram(), sum(counted)
+    assert found["held"][1] == 60
+    assert found["read"][1] > 2 * 60
+    assert_close(found["held"][0], found["read"][0], 1e-12)
+
+
+def read_block_by_block(held):
+    def read(i, start, stop):
+        return held.blocks[i].rows(start, stop)
+
+    return StoredJacobian(held.layout, held.outputs, tuple(block.rows(0, 1) for block in held.blocks), read)
 
 
 def rows_of(m, positions, seed):

@@ -9,12 +9,12 @@ from ..core.combined_pass import prepare_combined
 from ..core.jacobian.blocks import stored_bytes
 from ..core.jacobian.capture import SAMPLE_ROWS, Capture
 from ..core.jacobian.rows import TILE_SHARE
+from ..core.panels.sizes import Sizes, sizes_of
 from ..core.posterior.certified.intervals import vector_bytes, vectors_at_once
 from ..core.posterior.certified.preconditioners import COPIES
 from ..core.posterior.full import full_bytes
 from ..core.posterior.subnet import natural_form, subnet_bytes
 from ..core.selectors.greedy import columns_room, first_width
-from ..core.sizes import Sizes, sizes_of
 from ..device import OUT_OF_MEMORY, peak_memory
 from ..files.artifacts.run_folder import file_stem
 from ..results.result import Listing
@@ -200,7 +200,7 @@ class Estimate:
             if run.full_is_certified:
                 yield from self._certified()
             else:  # the Gram matrix with its tiles, then the cross Gram matrix and the result of its solve
-                yield full_bytes(rows) + 8 * 2 * rows * test + 2 * self._tiles(self._sizes.gram_tile_bytes)
+                yield full_bytes(rows) + 8 * 2 * rows * test + 2 * self._tiles(self._sizes.gram.tile_bytes)
 
     def _certified(self) -> Iterator[int]:
         """The preconditioner while it is made; then with the vectors of a batch."""

@@ -20,6 +20,8 @@ from sublaplace_cli.core.likelihoods.regression import Regression
 from sublaplace_cli.core.network.forward import last_linear, row_count
 from sublaplace_cli.core.network.layout import Layout
 from sublaplace_cli.core.omega.precision import Precision
+from sublaplace_cli.core.panels import sizes
+from sublaplace_cli.core.panels.sizes import Sizes
 from sublaplace_cli.core.selectors import SelectionProblem
 
 PLENTY = 2**30
@@ -166,3 +168,12 @@ def assert_close(found: Tensor, expected: Tensor, relative: float = 1e-8) -> Non
     scale = expected.abs().clamp(min=1e-6 * float(expected.abs().max()))
     error = ((found - expected).abs() / scale.clamp(min=1e-300)).max()
     assert float(error) <= relative, f"relative error {float(error):.3g} > {relative:.3g}"
+
+
+def cut(**changes: int) -> Sizes:
+    """The sizes of a CPU with some of them changed, by the name that each has in its part of the table."""
+    parts = {}
+    for part in ("gram", "layer"):
+        own = getattr(sizes.CPU, part)
+        parts[part] = replace(own, **{name: changes.pop(name) for name in list(changes) if hasattr(own, name)})
+    return replace(sizes.CPU, **changes, **parts)

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from core.problems import Problem, assert_close, solved, subset
+from core.problems import Problem, assert_close, cut, solved, subset
 from core.thread_workers import run_on_workers, tensors_of
 from torch import Tensor
 
-from sublaplace_cli.core import sizes
 from sublaplace_cli.core.jacobian.rows import HeldJacobian, HoldingJacobian, Jacobian
 from sublaplace_cli.core.jacobian.sharded import ShardedJacobian, owners_of, some_rows
 from sublaplace_cli.core.omega import gram as gram_module
 from sublaplace_cli.core.omega.gram import gram
 from sublaplace_cli.core.omega.precision import Precision
 from sublaplace_cli.core.omega.row_sums import column_chunks, own_products, pull, push, squared_gradients
+from sublaplace_cli.core.panels import sizes
 from sublaplace_cli.core.posterior.bounds import bracket
 from sublaplace_cli.core.posterior.full import fit_full
 from sublaplace_cli.core.posterior.kronecker import Factors, KroneckerPosterior
@@ -123,8 +123,8 @@ def test_gram_matrices_in_wide_strips_that_are_cut_again(name: str, size: int, m
     problem = problem_of(name, "unequal")
     N, C = problem.precision.jacobian.outputs.shape
     expected = problem.precision.gram(), problem.precision.cross_gram(problem.test)
-    monkeypatch.setattr(sizes, "CPU", replace(sizes.CPU, strip=C, enough_strips=4))
-    assert 2 <= gram_module.strip_width(N, C, sizes.CPU) < N  # wider than what a block cuts, and several of them
+    monkeypatch.setattr(sizes, "CPU", cut(strip=C, enough_strips=4))
+    assert 2 <= gram_module.strip_width(N, C, sizes.CPU.gram) < N  # wider than what a block cuts, and several of them
     alone = problem.precision.gram(), problem.precision.cross_gram(problem.test)
     distributed, _ = distribute(
         problem, size, 3, lambda precision, test: (precision.gram(), precision.cross_gram(test))
@@ -139,7 +139,7 @@ def test_gram_matrices_in_wide_strips_that_are_cut_again(name: str, size: int, m
 
 def test_strips_are_wide_where_there_are_many_rows() -> None:
     widths = {(256, 1): 64, (2000, 1): 128, (2000, 10): 51, (500_000, 1): 512, (5, 1000): 1}
-    assert {(n, C): gram_module.strip_width(n, C, sizes.CPU) for n, C in widths} == widths
+    assert {(n, C): gram_module.strip_width(n, C, sizes.CPU.gram) for n, C in widths} == widths
 
 
 @pytest.mark.parametrize("how", HOLD)

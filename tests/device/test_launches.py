@@ -10,12 +10,12 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sublaplace_cli.architectures.cifar_resnet import cifar_resnet
-from sublaplace_cli.core import sizes
 from sublaplace_cli.core.jacobian.blocks import DenseBlock
 from sublaplace_cli.core.jacobian.linear import LinearBlock
 from sublaplace_cli.core.jacobian.rows import HeldJacobian
 from sublaplace_cli.core.network.layout import Layout
 from sublaplace_cli.core.omega import gram
+from sublaplace_cli.core.panels import sizes
 
 MEMORY = 40 * 2**30
 WIDTH, DEEP, LAYERS = 768, 3072, 12  # of a transformer of the size of BERT

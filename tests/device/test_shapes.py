@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from sublaplace_cli.architectures.cifar_resnet import cifar_resnet
-from sublaplace_cli.core.jacobian import conv, products
+from sublaplace_cli.core.jacobian import conv
 from sublaplace_cli.core.jacobian.blocks import Block
 from sublaplace_cli.core.jacobian.capture import Capture
 from sublaplace_cli.core.jacobian.layer_io import Layer, layer_blocks
@@ -29,6 +29,7 @@ from sublaplace_cli.core.network.layout import Layout
 from sublaplace_cli.core.omega import gram
 from sublaplace_cli.core.omega.precision import Precision
 from sublaplace_cli.core.omega.row_sums import own_products, weigh_columns
+from sublaplace_cli.core.panels import products
 from sublaplace_cli.core.posterior.diagonal import DiagonalPosterior
 from sublaplace_cli.core.posterior.subnet_primal import SubnetPrimal
 

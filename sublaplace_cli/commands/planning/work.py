@@ -8,10 +8,10 @@ from importlib import import_module
 from ...catalog import FULL
 from ...core.jacobian.blocks import Block, DenseBlock
 from ...core.jacobian.rows import TILE_SHARE
+from ...core.panels.sizes import sizes_of
 from ...core.posterior.subnet import natural_form
 from ...core.selectors import SearchSize
 from ...core.selectors.pool import pool_size
-from ...core.sizes import sizes_of
 from ...core.tuning.nll import ALPHA_GRID, ALPHA_REFINEMENTS
 from ...files.artifacts.run_folder import file_stem
 from ...run.hyperparameters import OpenHyperparameters
@@ -279,7 +279,7 @@ class Plan:
     def _tiles(self, name: str, C: int) -> int:
         is_held = self.storages[self.run.stored_as(name)].form is not None
         row_bytes = max(block.work_bytes if is_held else block.row_bytes for block in self.blocks(name))
-        room = min(self.run.memory // TILE_SHARE, sizes_of(self.run.device).gram_tile_bytes)
+        room = min(self.run.memory // TILE_SHARE, sizes_of(self.run.device).gram.tile_bytes)
         most = max(1, int((self.run.memory / TILE_SHARE / 24) ** 0.5) // C)
         n = len(self.run.split(name))
         return -(-n // max(1, min(n, room // max(1, row_bytes), most)))

@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor
 
-from ..sizes import Sizes, sizes_of
-from .products import (
+from ..panels.products import (
     Prior,
     RowSquares,
     Strips,
@@ -26,6 +25,7 @@ from .products import (
     narrow_strips,
     panel_squares,
 )
+from ..panels.sizes import Sizes, sizes_of
 
 FLOAT64 = torch.float64
 Pair = tuple[Tensor, Tensor]
@@ -76,7 +76,7 @@ class Block(ABC):
 
     def dense_pieces(self) -> Iterator["DenseBlock"]:
         """The dense Jacobian a few rows at a time, so that it never exists as a whole."""
-        step = max(1, self.sizes.dense_bytes // (8 * self.n_outputs * self.width))
+        step = max(1, self.sizes.layer.dense_bytes // (8 * self.n_outputs * self.width))
         for start in range(0, self.n_rows, step):
             yield self.rows(start, min(start + step, self.n_rows)).dense()
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..panels.products import Prior, Strips, constant_of, is_constant, narrow_strips, weighted
 from .blocks import FLOAT64, Block, DenseBlock
-from .products import Prior, Strips, constant_of, is_constant, narrow_strips, weighted
 
 
 @dataclass(frozen=True)

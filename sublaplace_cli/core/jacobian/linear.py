@@ -12,8 +12,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from ..panels.products import Prior, Strips, add_product, constant_of, narrow_strips, panel_squares, weighted
 from .blocks import FLOAT64, Block, DenseBlock, strip_pairs
-from .products import Prior, Strips, add_product, constant_of, narrow_strips, panel_squares, weighted
 
 # An elementwise product costs about as much as this many multiplications inside a GEMM.
 ELEMENTWISE = 8
@@ -63,7 +63,7 @@ class LinearBlock(Block):
         is_weight = local < n_weights
         target = torch.where(is_weight, local // d_in, local - n_weights)
         into = torch.where(is_weight, local % d_in, d_in)  # the input of the bias is a constant 1, after the others
-        (m, C), step = self.deltas.shape[:2], self.sizes.picked_columns
+        (m, C), step = self.deltas.shape[:2], self.sizes.layer.picked_columns
         for t in range(positions):
             a = torch.ones(d_in + 1, m, dtype=torch.float64, device=into.device)
             a[:-1] = self.inputs[:, t].T  # transposed once: then a column is contiguous
@@ -108,7 +108,7 @@ class LinearBlock(Block):
     @property
     def _units(self) -> int:
         """Output units that are written out at a time."""
-        sizes = self.sizes
+        sizes = self.sizes.layer
         return min(self.deltas.shape[3], max(sizes.least_units, sizes.written_columns // self.inputs.shape[2]))
 
     @property
@@ -140,7 +140,7 @@ class LinearBlock(Block):
     @property
     def _written_pieces(self) -> list[slice]:
         """Rows that are written out at a time: so that no float64 copy of all their factors exists."""
-        step = max(1, self.sizes.written_bytes // (8 * max(1, self.inputs[:1].numel())))
+        step = max(1, self.sizes.layer.dense_bytes // (8 * max(1, self.inputs[:1].numel())))
         return [slice(a, min(a + step, self.n_rows)) for a in range(0, self.n_rows, step)]
 
     def _in(self, dtype: torch.dtype) -> Self:
@@ -225,7 +225,7 @@ class LinearBlock(Block):
 
         Few vectors and many rows: then the sum over the rows, which every piece adds to, stays in the CPU cache.
         """
-        sizes = self.sizes
+        sizes = self.sizes.layer
         for left in range(0, r, sizes.vectors):
             vectors = slice(left, min(left + sizes.vectors, r))
             row_bytes = 8 * (vectors.stop - left) * self.inputs.shape[1] * self.deltas.shape[3]

@@ -9,9 +9,9 @@ from typing import Protocol
 from torch import Tensor
 
 from ..network.layout import Layout
-from ..sizes import sizes_of
+from ..panels.products import Strips
+from ..panels.sizes import sizes_of
 from .blocks import Block, joined
-from .products import Strips
 
 # Share of the memory budget that one tile of rows may take: two tiles and their float64 panels are alive at the same
 # time, together with the caller's matrices. Larger tiles are no faster, and their cap keeps the order of the sums, and

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from ..jacobian.blocks import Block
 from ..jacobian.conv import ConvBlock
-from ..jacobian.products import Prior, constants_of
 from ..jacobian.rows import TILE_SHARE, Jacobian, block_groups, loaded, n_outputs, tiles_of
 from ..jacobian.sharded import workers_of
 from ..linalg import mirrored
+from ..panels.products import Prior, constants_of
+from ..panels.sizes import GramSizes, sizes_of
 from ..progress import NoProgress, ProgressFactory
-from ..sizes import Sizes, sizes_of
 from ..workers import LEADER, collective, owner_of_strip
 from .row_sums import SquaresBeside
 
@@ -25,7 +25,7 @@ def gram(left: Jacobian, right: Jacobian, prior: Tensor, memory: int, progress: 
     return mirrored(K) if left is right else K
 
 
-def strip_width(n_rows: int, C: int, sizes: Sizes) -> int:
+def strip_width(n_rows: int, C: int, sizes: GramSizes) -> int:
     """Rows of a Jacobian whose part of a Gram matrix is computed at once, by one worker."""
     # Wide strips are faster, but all workers need some. The width depends only on the number of rows, so that the
     # products, and with them their rounding, are the same for any number of workers.
@@ -72,7 +72,7 @@ def gram_beside(
 
 def _strips(J: Jacobian) -> list[tuple[int, int]]:
     n_rows = len(J.outputs)
-    width = strip_width(n_rows, n_outputs(J), sizes_of(J.outputs.device))
+    width = strip_width(n_rows, n_outputs(J), sizes_of(J.outputs.device).gram)
     return [(a, min(a + width, n_rows)) for a in range(0, n_rows, width)]
 
 
@@ -81,7 +81,7 @@ def _tiles(J: Jacobian, pair: tuple[Jacobian, Jacobian], memory: int, group: Seq
     # The part of K that belongs to a tile, and the work memory of a factored block, must fit as well.
     most = max(1, math.isqrt(memory // TILE_SHARE // 24) // max(map(n_outputs, pair)))
     row_bytes = sum(J.templates[i].work_bytes if J.is_held else J.templates[i].row_bytes for i in group)
-    room = min(memory // TILE_SHARE, sizes_of(J.outputs.device).gram_tile_bytes)
+    room = min(memory // TILE_SHARE, sizes_of(J.outputs.device).gram.tile_bytes)
     return tiles_of(J, min(most, room // max(row_bytes, 1)))
 
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ..jacobian.blocks import Block
-from ..jacobian.products import RowSquares, add_upper
 from ..jacobian.rows import Jacobian, block_groups, loaded, n_outputs, row_tiles
 from ..jacobian.sharded import ShardedJacobian, local_part, workers_of
+from ..panels.products import RowSquares, add_upper
+from ..panels.sizes import sizes_of
 from ..progress import NoProgress, ProgressFactory
-from ..sizes import sizes_of
 from ..workers import LEADER, collective
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from .. import linalg
-from ..jacobian.products import add_upper
 from ..omega.precision import Precision
+from ..panels.products import add_upper
 from .subnet import WEAK_DATA, Form, SubnetPosterior, require_room, require_room_for_subnet, subnet_bytes
 
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from core import problems
-from core.problems import block_gram, random_matrix
+from core.problems import block_gram, cut, random_matrix
 from torch import Tensor
 
-from sublaplace_cli.core import sizes
 from sublaplace_cli.core.jacobian import conv, linear
 from sublaplace_cli.core.jacobian.blocks import Block, DenseBlock, joined, stored_bytes
 from sublaplace_cli.core.jacobian.conv import ConvBlock, Geometry
 from sublaplace_cli.core.jacobian.embedding import EmbeddingBlock
 from sublaplace_cli.core.jacobian.linear import LinearBlock
+from sublaplace_cli.core.panels import sizes
 
 START, ROWS, OTHERS = 7, 5, 4
 
@@ -252,7 +252,7 @@ def test_products_with_float32_vectors_are_float32(kind, r):
 @pytest.mark.parametrize("r", [1, 7])
 def test_products_of_a_linear_layer_a_few_rows_at_a_time(T, r, monkeypatch):
     block = linear_kind(2, T, 4, 3, bias=True)(ROWS, 0)
-    monkeypatch.setattr(sizes, "CPU", replace(sizes.CPU, dense_bytes=1))
+    monkeypatch.setattr(sizes, "CPU", cut(dense_bytes=1))
     u, x = random_matrix(ROWS * 2, r, seed=6), random_matrix(block.width, r, seed=7)
     assert_equal(block.pull(u), numbers(block).T @ u)
     assert_equal(block.push(x), numbers(block) @ x)
@@ -303,7 +303,7 @@ def test_results_do_not_depend_on_the_pieces(kind, prior, monkeypatch):
     v, W = prior_for(prior, kind, block.width), random_matrix(ROWS, kind.C, kind.C, seed=5)
     J = numbers(block)
     A = torch.stack([W[n].T @ block.dense().values[n] for n in range(ROWS)])
-    monkeypatch.setattr(sizes, "CPU", replace(sizes.CPU, panel=4, strip=2, dense_bytes=1, written_bytes=1))
+    monkeypatch.setattr(sizes, "CPU", cut(panel=4, strip=2, dense_bytes=1))
     local = torch.arange(block.width)
     assert_equal(block.squares(W), A.square().sum((0, 1)))
     assert_equal(columns_of(block, local), J.T)
@@ -361,7 +361,7 @@ def test_one_row_and_one_output():
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_linear_layer_is_written_out_some_units_at_a_time(monkeypatch, prior, C, bias):
     """With itself, with other rows, and with rows that are written out already: 11 units, 4 at a time."""
-    monkeypatch.setattr(sizes, "CPU", replace(sizes.CPU, least_units=4, written_columns=1, written_bytes=100))
+    monkeypatch.setattr(sizes, "CPU", cut(least_units=4, written_columns=1, dense_bytes=100))
     kind = linear_kind(C, 4, 9, 11, bias)
     block, other = kind(ROWS, 0), kind(OTHERS, 5)
     assert len(block.cuts) == 3 + bias

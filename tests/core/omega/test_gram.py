@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import CASES
-from core.problems import PRIORS, assert_close, random_matrix, solved
+from core.problems import PRIORS, assert_close, cut, random_matrix, solved
 
-from sublaplace_cli.core import sizes
 from sublaplace_cli.core.jacobian.linear import LinearBlock
 from sublaplace_cli.core.jacobian.rows import TILE_SHARE, HeldJacobian, StoredJacobian
 from sublaplace_cli.core.network.layout import Layout
 from sublaplace_cli.core.omega.precision import Precision
 from sublaplace_cli.core.omega.row_sums import SquaresBeside, squared_gradients
+from sublaplace_cli.core.panels import sizes
 from sublaplace_cli.core.posterior.full import fit_full
 
 NAMES = [case.name for case in CASES]
@@ -33,7 +33,7 @@ def test_k_and_the_products_beside_it_have_the_bits_of_each_alone(name, prior):
 @each_problem
 def test_squares_found_beside_k_have_the_bits_of_those_alone(name, prior, memory, monkeypatch):
     """In tiles of a few rows, as the sums by tiles have them, and where K takes several tiles."""
-    monkeypatch.setattr(sizes, "CPU", replace(sizes.CPU, block_tile_bytes=4096))
+    monkeypatch.setattr(sizes, "CPU", cut(block_tile_bytes=4096))
     precision, test = replace(solved(name, prior).precision, memory=memory), solved(name, prior).test
     for root in (precision.root, None):
         beside = SquaresBeside(root)

@@ -17,6 +17,7 @@ from core.problems import (
     block_gram,
     capture_of,
     case_named,
+    cut,
     dense,
     dtypes_kept,
     prior_of,
@@ -26,7 +27,6 @@ from core.problems import (
     synthetic,
 )
 
-from sublaplace_cli.core import sizes
 from sublaplace_cli.core.jacobian import blocks
 from sublaplace_cli.core.jacobian.capture import prepare_capture
 from sublaplace_cli.core.jacobian.rows import (
@@ -41,6 +41,7 @@ from sublaplace_cli.core.network.forward import map_inputs
 from sublaplace_cli.core.network.layout import Layout
 from sublaplace_cli.core.omega.gram import gram
 from sublaplace_cli.core.omega.row_sums import own_products, squared_gradients
+from sublaplace_cli.core.panels import sizes
 from sublaplace_cli.core.posterior.full import fit_full
 from sublaplace_cli.core.posterior.path import fit_subnet, path_covariances
 
@@ -151,7 +152,7 @@ def test_tiles_cover_all_rows_once_within_the_memory_and_on_the_grain(rows_per_r
 def test_answers_do_not_depend_on_the_width_of_a_panel(name, panel, monkeypatch):
     problem = solved(name, "unequal")
     expected = answers(problem)
-    monkeypatch.setattr(sizes, "CPU", replace(sizes.CPU, panel=panel))
+    monkeypatch.setattr(sizes, "CPU", cut(panel=panel))
     assert_same(answers(problem), expected)
 
 

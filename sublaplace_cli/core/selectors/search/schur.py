@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...jacobian.products import add_upper
 from ...linalg import column_squares, safe_cholesky, self_product, solve_lower, solve_lower_transposed
+from ...panels.products import add_upper
 
 
 class Complement(NamedTuple):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..sizes import sizes_of
+from .sizes import sizes_of
 
 Strips = Sequence[tuple[int, int]]  # [first, last) rows of each
 Prior = Tensor | float  # a block's part of v, or its one value where it is known to be constant
@@ -77,7 +77,7 @@ def in_metric(prior: Prior, cut: slice, *rows: Tensor) -> tuple[float, tuple[Ten
 def add_upper(total: Tensor, X: Tensor, strips: Strips | None = None, factor: float = 1.0) -> None:
     """total += factor·X Xᵀ on and above the diagonal, in strips that skip most of what lies below it."""
     if strips is None:
-        step = sizes_of(X.device).strip
+        step = sizes_of(X.device).gram.strip
         strips = [(a, min(a + step, len(X))) for a in range(0, len(X), step)]
     for a, b in strips:
         add_product(total[a:b, a:], X[a:b], X[a:].T, factor)
@@ -104,7 +104,7 @@ def flat_strips(strips: Strips | None, n_rows: int, C: int, device: torch.device
 
 def narrow_strips(strips: Strips | None, n_rows: int, C: int, device: torch.device) -> Strips:
     """The requested strips, or all rows, cut so that on a CPU the products of a strip stay in the cache."""
-    step = max(1, sizes_of(device).strip // C)
+    step = max(1, sizes_of(device).gram.strip // C)
     return [(x, min(x + step, b)) for a, b in ([(0, n_rows)] if strips is None else strips) for x in range(a, b, step)]
 
 

@@ -26,6 +26,7 @@ SWEEP = 3072  # candidates whose bounds are updated at once
 NO_BOUND = (-1.0, 0)  # the best bound outside a panel that holds all candidates
 FIRST_UPDATE = 64  # pivots that a candidate's first update includes: enough to rule out most
 SMALL_POOL = 2048, 4  # a pool is factored as a whole up to this many candidates, and this many times k
+PARTS = 100  # of the way to enough degrees of freedom that progress shows
 LOOSE = 1e-3  # a bound whose margin for rounding is a larger part of it is computed from scratch
 
 check = check_pool
@@ -53,6 +54,18 @@ def greedy(problem: SelectionProblem, k: int) -> Selection:
         bounds = (problem.data_diagonal + problem.prior)[candidates] / problem.prior[candidates]
         indices, pivots = _Search(precision, candidates, bounds, k, trace).run()
     return Selection(indices, pivots * problem.prior[indices])
+
+
+def path_until(problem: SelectionProblem, freedom: float, most: int) -> tuple[Selection, Tensor]:
+    """The same without a k: in panels until the posterior over S has so many degrees of freedom, or all candidates are
+    chosen; with the degrees of freedom that each choice adds."""
+    precision, candidates = problem.precision, candidates_of(problem, most)
+    trace = float((problem.data_diagonal / problem.prior).sum())
+    check_condition(trace / precision.n_rows)
+    bounds = (problem.data_diagonal + problem.prior)[candidates] / problem.prior[candidates]
+    search = _Search(precision, candidates, bounds, len(candidates), trace, freedom)
+    indices, pivots = search.run()
+    return Selection(indices, pivots * problem.prior[indices]), search.gains()
 
 
 def cost(size: SearchSize) -> SearchCost:
@@ -95,7 +108,15 @@ def _whole_pool(precision: Precision, candidates: Tensor, k: int) -> tuple[Tenso
 class _Search:
     """State of one search; all values are d_j / v_j, i.e. in the prior's metric."""
 
-    def __init__(self, precision: Precision, candidates: Tensor, bounds: Tensor, k: int, trace: float) -> None:
+    def __init__(
+        self,
+        precision: Precision,
+        candidates: Tensor,
+        bounds: Tensor,
+        k: int,
+        trace: float,
+        enough: float | None = None,  # degrees of freedom that end it before k
+    ) -> None:
         rows, device = precision.n_rows, bounds.device
         self.progress = precision.progress
         self.candidates = candidates  # flat indices, rising
@@ -107,16 +128,23 @@ class _Search:
         self.k = k
         self.chosen: list[int] = []
         self.pivots: list[float] = []
-        self.schur: PrimalSchur | DualSchur = PrimalSchur(rows, bounds) if 2 * k <= rows else DualSchur(rows, bounds)
-        self.directions = torch.empty(k, rows, dtype=torch.float64, device=device)  # Z of every pivot
-        self.cache = ColumnCache(precision, candidates, first_width(k), columns_held(precision))
+        self.enough, self.freedom = enough, 0.0
+        at_first = k if enough is None else min(k, GREEDY_PANEL)
+        primal = 2 * at_first <= rows
+        self.schur: PrimalSchur | DualSchur = PrimalSchur(rows, bounds) if primal else DualSchur(rows, bounds)
+        self.directions = torch.empty(at_first, rows, dtype=torch.float64, device=device)  # Z of every pivot
+        self.cache = ColumnCache(precision, candidates, first_width(at_first), columns_held(precision))
 
     def run(self) -> tuple[Tensor, Tensor]:
-        with self.progress("greedy: parameters chosen", self.k) as bar:
-            while len(self.chosen) < self.k:
-                before = len(self.chosen)
+        total = self.k if self.enough is None else PARTS
+        label = "greedy: parameters chosen" if self.enough is None else "greedy: per cent of what is to be retained"
+        done = 0
+        with self.progress(label, total) as bar:
+            while len(self.chosen) < self.k and (self.enough is None or self.freedom < self.enough):
                 self._panel()
-                bar.advance(len(self.chosen) - before)
+                now = len(self.chosen) if self.enough is None else int(PARTS * min(1, self.freedom / self.enough))
+                bar.advance(now - done)
+                done = now
         positions = torch.tensor(self.chosen, device=self.bounds.device)
         return self.candidates[positions], torch.tensor(self.pivots, dtype=torch.float64, device=self.bounds.device)
 
@@ -136,8 +164,7 @@ class _Search:
         if taken:
             some = torch.tensor(taken, device=panel.device)
             chosen = Complement(B[some][:, some], complement.half.index_select(1, some))
-            directions = self.schur.extend(A.index_select(1, some), chosen)
-            self.directions[len(self.chosen) : len(self.chosen) + len(taken)] = directions
+            self._keep(self.schur.extend(A.index_select(1, some), chosen))
         self.chosen += panel[taken].tolist()
         self.pivots += pivots
         left = torch.ones(len(panel), dtype=torch.bool, device=panel.device)
@@ -145,6 +172,22 @@ class _Search:
         require_sound(remaining[left])
         self._update(panel[left], remaining[left], len(self.chosen), exact=True)
         self.bounds[panel[taken]] = -1.0
+
+    def _keep(self, directions: Tensor) -> None:
+        """R becomes R − ZᵀZ: so many degrees of freedom are lost there, and found in the posterior."""
+        first, stop = len(self.chosen), len(self.chosen) + len(directions)
+        if stop > len(self.directions):
+            longer = self.directions.new_empty(min(self.k, max(stop, 2 * len(self.directions))), directions.shape[1])
+            longer[:first] = self.directions[:first]
+            self.directions = longer
+        self.directions[first:stop] = directions
+        self.freedom += float(directions.square().sum())
+        if self.enough is not None and 2 * stop > directions.shape[1]:  # otherwise the form suits k from the start
+            self.schur = self.schur.as_dual()
+
+    def gains(self) -> Tensor:
+        """Degrees of freedom that each pivot added (k,)."""
+        return self.directions[: len(self.chosen)].square().sum(1)
 
     def _best_up_to_date(self) -> Tensor:
         """The candidates with the largest bounds, updated until most of a panel are up to date."""

@@ -135,20 +135,28 @@ class _Selector:
         if freedom <= 0:
             raise UserError("--k auto: the data say nothing about this network's parameters (the full ipv is 0)")
         limit = min(p, int(self.pool)) if self.call.method.pooled and self.pool.isdigit() else p
+        module = import_module(self.call.method.entry.partition(":")[0])
+        if hasattr(module, "path_until"):  # a search that ends where it retains enough, instead of many searches
+            selection, gains = module.path_until(self._asked, fraction * freedom, limit)
+            return self._long_enough(Path(selection, gains.cumsum(0) / freedom), fraction)
         k = min(FIRST_PATH, limit)
         while True:
             selection = self.run(k)
             retained = path_gains(problem.omega, selection.indices).cumsum(0) / freedom
-            if float(retained[-1]) >= fraction or k == p:
-                return Path(selection, retained)
-            if k == limit:
-                raise UserError(
-                    f"--k auto: all {limit} candidates of --pool together retain only {float(retained[-1]):.4f} of the "
-                    f"full network's ipv, less than --retain {fraction:g}",
-                    hint="enlarge --pool, or lower --retain",
-                )
+            if float(retained[-1]) >= fraction or k == limit:
+                return self._long_enough(Path(selection, retained), fraction)
             problem.run.reporter.note(f"{self.call.name}: k = {k} retains {float(retained[-1]):.4f}, trying a larger k")
             k = min(2 * k, limit)
+
+    def _long_enough(self, path: Path, fraction: float) -> Path:
+        k, retained = len(path.retained), float(path.retained[-1])
+        if k == self.problem.run.layout.size or retained >= fraction * (1 - RETAINED_ROUNDING):
+            return path
+        raise UserError(
+            f"--k auto: all {k} candidates of --pool together retain only {retained:.4f} of the full network's ipv, "
+            f"less than --retain {fraction:g}",
+            hint="enlarge --pool, or lower --retain",
+        )
 
     def run(self, k: int | None) -> Selection:
         call, reporter = self.call, self.problem.run.reporter

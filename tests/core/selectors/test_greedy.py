@@ -11,10 +11,11 @@ import pytest
 import reference
 import torch
 from cases import CASES
-from core.problems import PLENTY, PRIORS, Problem, prior_of, random_matrix, solved, subset, synthetic
+from core.problems import PLENTY, PRIORS, Problem, assert_close, prior_of, random_matrix, solved, subset, synthetic
 from scipy.linalg.lapack import dpstrf
 
 from sublaplace_cli.core.network.layout import Layout
+from sublaplace_cli.core.posterior.path import path_gains
 from sublaplace_cli.core.selectors import Selection, SelectorFacts
 from sublaplace_cli.core.selectors import greedy as module
 from sublaplace_cli.core.selectors import variance as variance_module
@@ -140,6 +141,23 @@ def test_directions_are_what_the_others_lose(form):
         directions = schur.extend(some, schur.complement(some))
         assert directions.shape == (5, 12)
         torch.testing.assert_close(before - schur.diagonal(A), (directions @ A).square().sum(0), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("N", [12, 700])
+@pytest.mark.parametrize("share", [0.3, 0.9, 2.0])
+def test_a_path_ends_where_the_posterior_has_enough_degrees_of_freedom(N, share, monkeypatch):
+    """From one form of the Schur complement into the other, through more directions than there was room for."""
+    monkeypatch.setattr(module, "GREEDY_PANEL", 40)
+    problem = synthetic(random_matrix(N, 900), prior_of("unequal", 900), sigma2=30.0)
+    asked, everything = problem.selection(), torch.arange(900)
+    freedom = float(path_gains(problem.precision, everything).sum())
+    path, gains = module.path_until(asked, share * freedom, 900)
+    k = len(path.indices)
+    expected = greedy(asked, k)
+    assert torch.equal(path.indices, expected.indices)
+    assert_close(path.values, expected.values, 1e-9)
+    assert_close(gains.cumsum(0), path_gains(problem.precision, path.indices).cumsum(0), 1e-9)
+    assert k == 900 if share > 1 else share * freedom <= float(gains.sum()) < (share + 0.2) * freedom
 
 
 @pytest.mark.parametrize("most", [8, 11, 40])

@@ -54,6 +54,12 @@ class PrimalSchur:
         self.A_S = torch.cat([self.A_S, A], 1)
         return solve_lower(corner, lost.T)
 
+    def as_dual(self) -> "DualSchur":
+        """The same in the other form, which is cheaper from some size of S on."""
+        dual = DualSchur(len(self.A_S), self.A_S)
+        dual.take(self.A_S)
+        return dual
+
 
 class DualSchur:
     """I + AᵀRA with R stored as the Cholesky factor of its inverse, whose size does not grow with S."""
@@ -61,6 +67,14 @@ class DualSchur:
     def __init__(self, n_rows: int, like: Tensor) -> None:
         self.inverse = torch.eye(n_rows, dtype=torch.float64, device=like.device)  # R⁻¹ = I + A_S A_Sᵀ
         self.L = self.inverse.clone()
+
+    def as_dual(self) -> "DualSchur":
+        return self
+
+    def take(self, A: Tensor) -> None:
+        """Add these columns to S."""
+        add_upper(self.inverse, A)  # the triangle that the factorisation reads
+        self.L = safe_cholesky(self.inverse.clone())  # from scratch: no drift, and no more expensive than the panel
 
     def complement(self, A: Tensor) -> Complement:
         X = solve_lower(self.L, A)
@@ -76,6 +90,5 @@ class DualSchur:
 
     def extend(self, A: Tensor, of: Complement) -> Tensor:
         directions = solve_lower(safe_cholesky(of.B), solve_lower_transposed(self.L, of.half).T)
-        add_upper(self.inverse, A)  # the triangle that the factorisation reads
-        self.L = safe_cholesky(self.inverse.clone())  # from scratch: no drift, and no more expensive than the panel
+        self.take(A)
         return directions

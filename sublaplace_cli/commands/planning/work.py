@@ -130,11 +130,21 @@ class Plan:
         chooses = any(choice.call.chooses for choice in self.run.choices)
         return chooses or (job.command == "jacobians" and job.selection.split == "all")
 
+    @property
+    def _makes_full(self) -> bool:
+        """Whether K of the training rows is computed together with its products with the test rows."""
+        run = self.run
+        exact = self.needs_full and not run.full_is_certified and run.job.command == "evaluate"
+        return exact and self._is_made(file_stem("posterior", FULL, run.layout.size))
+
     def _scores(self) -> Iterator[Work]:
         if not self._needs_scores or not self._is_made("scores"):
             return
         blocks, n = self.blocks("train"), self.n_train
-        products, elements = sum(map(square_products, blocks)), sum(map(square_elements, blocks))
+        elements = sum(map(square_elements, blocks))
+        # Layers that are written out for K give their squares on the way.
+        apart = [own for own in blocks if not (self._makes_full and is_written_out(own) and written_products(own))]
+        products = sum(map(square_products, apart))
         yield Work("scores", "scores", products=n * products, elements=n * elements)
         if self.storages[self.run.stored_as("train")].stored:  # others are added up in the passes
             yield from self.read("train", "scores")

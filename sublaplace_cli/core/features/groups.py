@@ -33,6 +33,10 @@ class Groups:
     bins: Tensor  # (n,)
     k: int
 
+    @property
+    def n(self) -> int:
+        return len(self.bins)
+
     @classmethod
     def of(cls, bins: Tensor, factor: Tensor, k: int) -> Self:
         """The groups of these n numbers (on any device), made on the device of `factor`."""

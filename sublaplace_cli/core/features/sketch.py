@@ -6,7 +6,7 @@ held: so rows held written out, recomputed or stored have the same features. A m
 as its bias, is its column for one more input, a constant 1. Any other tensor has bins and signs of its own entries.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,11 +19,21 @@ from ..jacobian.embedding import EmbeddingBlock
 from ..jacobian.linear import LinearBlock
 from ..network.layout import Layout, Parameter
 from . import Features
-from .groups import Groups, folded, random_bins
-from .spectra import FactorSketches, TransformedLayer, put_transformed, transform_is_cheaper
+from .block_sums import CACHED_BYTES, BlockSums, DenseSums, LinearSums, TableSums
+from .groups import Groups, random_bins
+from .pieces import cut, for_each, thread_count
+from .spectra import (
+    FactorSketches,
+    TransformedLayer,
+    bytes_at_once,
+    lanes,
+    put_transformed,
+    rows_at_once,
+    transform_is_cheaper,
+)
 
 VERSION = 1  # of the map that a seed stands for: a posterior of another version cannot be read
-WRITTEN_BYTES = 16 * 2**20  # of a block's entries that are gathered at a time
+PIECES = 4  # of the rows for each thread, where they are many
 
 
 @dataclass(frozen=True)
@@ -132,21 +142,27 @@ class SketchFeatures:
     parts: tuple[SketchedTensor, ...]
 
     def rows(self, blocks: Sequence[Block]) -> Tensor:
+        (m, C), device = (blocks[0].n_rows, blocks[0].n_outputs), self.parts[0].prior.device
+        # Bins and signs are made here, once for all threads.
         held = [(block, self._parts_of(block)) for block in blocks]
-        transformed = [_side(block, parts) for block, parts in held if _is_transformed(block, parts)]
-        shape = blocks[0].n_rows, blocks[0].n_outputs, self.k
-        total = torch.empty(shape, dtype=torch.float64, device=self.parts[0].prior.device)
-        if transformed:
-            put_transformed(transformed, total)
-        else:
-            total.zero_()
-        for block, parts in held:
-            if isinstance(block, LinearBlock):
-                _add_linear(block, parts, total)
-            elif isinstance(block, EmbeddingBlock):
-                total += _table_sums(block, parts[0])
+        layers = [layer for block, parts in held if (layer := _transformed(block, parts)) is not None]
+        others = [(block, sums) for block, parts in held if (sums := _sums(block, parts)) is not None]
+        total = torch.empty(m, C, self.k, dtype=torch.float64, device=device)
+
+        def put(some: slice) -> None:
+            if layers:
+                put_transformed(layers, some, total)
             else:
-                _add_dense(block, parts, total)
+                total[some] = 0
+            for block, sums in others:
+                sums.add(block.rows(some.start, some.stop), total[some])
+
+        if device.type == "cpu":
+            threads = _threads(layers, others, self.k)
+            step = rows_at_once(layers, self.k, C) if layers else 1
+            for_each(put, cut(m, step, lanes(self.k, C), PIECES * threads), threads)
+        else:
+            put(slice(0, m))
         return total
 
     def _parts_of(self, block: Block) -> list[SketchedTensor]:
@@ -160,12 +176,10 @@ def _is_column(parameter: Parameter, before: Parameter) -> bool:
     return len(before.shape) == 2 and parameter.shape == before.shape[:1]
 
 
-def _is_transformed(block: Block, parts: Sequence[SketchedTensor]) -> bool:
-    return isinstance(block, LinearBlock) and parts[0].transforms(block)
-
-
-def _side(block: Block, parts: Sequence[SketchedTensor]) -> TransformedLayer:
-    assert isinstance(block, LinearBlock), "only a linear layer has two factors"
+def _transformed(block: Block, parts: Sequence[SketchedTensor]) -> TransformedLayer | None:
+    """A layer whose weight is sketched from its factors, and its bias with it if it can be."""
+    if not isinstance(block, LinearBlock) or not parts[0].transforms(block):
+        return None
     return TransformedLayer(block.inputs, block.deltas, parts[0].factors, _constant(parts))
 
 
@@ -173,77 +187,24 @@ def _constant(parts: Sequence[SketchedTensor]) -> float | None:
     return parts[1].constant if len(parts) > 1 else None
 
 
-def _add_linear(block: LinearBlock, parts: Sequence[SketchedTensor], total: Tensor) -> None:
-    """All but what is transformed: the weight written out, or the entries to leave out of it; the bias."""
-    C, T, d_out = block.deltas.shape[1:]
-    weight, whole = parts[0], not _is_transformed(block, parts)
-    width = block.width if whole else len(weight.without)
-    biases = parts[1:] if whole or _constant(parts) is None else []
-    for some in _pieces(block, 8 * C * (width + T * d_out)):
-        few, part = block.rows(some.start, some.stop), total[some]
-        if whole:
-            weight.groups.add_to(part, _written_out(few))
-        elif width:
-            part -= weight.left_out.sums(_entries(few, weight.without))
-        for bias in biases:
-            bias.groups.add_to(part, _summed(few.deltas))
+def _sums(block: Block, parts: Sequence[SketchedTensor]) -> BlockSums | None:
+    """What a block adds beside its transformed layer; None: nothing."""
+    first = parts[0]
+    if isinstance(block, EmbeddingBlock):
+        return TableSums(first.scale, first.axes[0], first.by_input)
+    if not isinstance(block, LinearBlock):
+        return DenseSums([(part.parameter.offset - block.start, part.groups) for part in parts])
+    whole = not first.transforms(block)
+    bias = parts[1].groups if len(parts) > 1 and (whole or _constant(parts) is None) else None
+    if whole:
+        return LinearSums(first.groups, None, bias)
+    left_out = (first.without, first.left_out) if len(first.without) else None
+    return None if left_out is bias is None else LinearSums(None, left_out, bias)
 
 
-def _add_dense(block: Block, parts: Sequence[SketchedTensor], total: Tensor) -> None:
-    """Written out: for the weight of a convolution, that is positions · n products in GEMM for its n entries, against
-    5 k log₂ k per position for transforms: fewer up to n = 50,000 for k = 1000. Convolutions go row by row, which is
-    about as fast: then the numbers of a row do not depend on the others.
-    """
-    one_by_one = isinstance(block, ConvBlock)
-    for some in _pieces(block, WRITTEN_BYTES if one_by_one else 8 * block.n_outputs * block.width):
-        values = block.rows(some.start, some.stop).dense().values
-        for part in parts:
-            left = part.parameter.offset - block.start
-            part.groups.add_to(total[some], values[:, :, left : left + part.parameter.size])
-
-
-def _pieces(block: Block, row_bytes: int) -> Iterator[slice]:
-    """A few rows at a time, so that what is written out stays small."""
-    step = max(1, WRITTEN_BYTES // row_bytes)
-    return (slice(first, min(first + step, block.n_rows)) for first in range(0, block.n_rows, step))
-
-
-def _summed(deltas: Tensor) -> Tensor:
-    """Σ over positions of δ (m, C, d_out)."""
-    return deltas[:, :, 0].double() if deltas.shape[2] == 1 else folded(deltas.double().clone(), 2)
-
-
-def _entries(block: LinearBlock, local: Tensor) -> Tensor:
-    """Some entries of the weight's gradient (m, C, entries)."""
-    d_in = block.inputs.shape[2]
-    target, into = local // d_in, local % d_in
-    total = block.deltas.new_zeros(*block.deltas.shape[:2], len(local), dtype=torch.float64)
-    for t in range(block.inputs.shape[1]):
-        a = block.inputs[:, t].index_select(1, into).double().unsqueeze(1)
-        total += block.deltas[:, :, t].index_select(2, target).double() * a
-    return total
-
-
-def _written_out(block: LinearBlock) -> Tensor:
-    """The weight's gradient (m, C, d_out·d_in), one position after the other: always the same order of the sum."""
-    delta, a = block.deltas.double(), block.inputs.double()
-    total = delta[:, :, 0].unsqueeze(3) * a[:, 0].unsqueeze(1).unsqueeze(1)
-    for t in range(1, block.inputs.shape[1]):
-        total += delta[:, :, t].unsqueeze(3) * a[:, t].unsqueeze(1).unsqueeze(1)
-    return total.flatten(2)
-
-
-def _table_sums(block: EmbeddingBlock, table: SketchedTensor) -> Tensor:
-    """The sketch of each position's δ, moved by h₁ of its token: only the entries that a row uses."""
-    (h1, s1), _ = table.axes
-    scale = table.scale.view(block.n_entries, -1)
-    total: Tensor | None = None
-    for t in range(block.tokens.shape[1]):
-        token = block.tokens[:, t]
-        delta = block.deltas[:, :, t].double() * (scale[token] * s1[token].unsqueeze(1)).unsqueeze(1)  # (m, C, d)
-        sums = table.by_input.sums(delta)
-        place = (torch.arange(table.k, device=token.device) - h1[token].unsqueeze(1)) % table.k  # (m, k)
-        moved = sums.gather(2, place.unsqueeze(1).expand_as(sums))
-        total = moved if total is None else total.add_(moved)
-    assert total is not None, "a row has at least one position"
-    return total
+def _threads(layers: Sequence[TransformedLayer], others: Sequence[tuple[Block, BlockSums]], k: int) -> int:
+    """One for convolutions: their products use the other threads."""
+    if any(isinstance(block, ConvBlock) for block, _ in others):
+        return 1
+    taken = [max(CACHED_BYTES, sums.row_bytes(block)) for block, sums in others]
+    return thread_count(max([*taken, bytes_at_once(layers, k)] if layers else taken))

@@ -63,16 +63,27 @@ def transform_is_cheaper(block: LinearBlock, k: int) -> bool:
     return transformed < written_out
 
 
-def put_transformed(layers: Sequence[TransformedLayer], total: Tensor) -> None:
-    """The sketches of these layers into `total` (m, C, k); always the same number of rows at a time."""
-    m, C, k = total.shape
-    step = max(1, lanes(k, C) // max(layer.positions for layer in layers))
-    for first in range(0, m, step):
-        some = slice(first, min(first + step, m))
-        spectra = [_spectrum(layer.rows(some, step)) for layer in layers]
-        for other in spectra[1:]:
-            spectra[0].add_(other)
-        total[some] = torch.fft.irfft(spectra[0], n=k)[: some.stop - first]
+def rows_at_once(layers: Sequence[TransformedLayer], k: int, C: int) -> int:
+    return max(1, lanes(k, C) // max(layer.positions for layer in layers))
+
+
+def bytes_at_once(layers: Sequence[TransformedLayer], k: int) -> int:
+    """About what these rows take: factors that are gathered, their sketches and spectra."""
+    widest = max(layer.inputs.shape[2] + layer.deltas.shape[1] * layer.deltas.shape[3] for layer in layers)
+    C = layers[0].deltas.shape[1]
+    return lanes(k, C) * (12 * widest + 48 * (1 + C) * (k // 2 + 1))
+
+
+def put_transformed(layers: Sequence[TransformedLayer], some: slice, total: Tensor) -> None:
+    """The sketches of these layers for some rows into `total` (all, C, k); always the same number of rows at a time."""
+    C, k = total.shape[1:]
+    step = rows_at_once(layers, k, C)
+    for first in range(some.start, some.stop, step):
+        few = slice(first, min(first + step, some.stop))
+        spectrum = _spectrum(layers[0].rows(few, step))
+        for other in layers[1:]:
+            spectrum.add_(_spectrum(other.rows(few, step)))
+        total[few] = torch.fft.irfft(spectrum, n=k)[: few.stop - first]
 
 
 def _spectrum(layer: TransformedLayer) -> Tensor:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from cases import CASES
 from core.features.dense_maps import assert_rows_close, features_of
+from core.features.test_pieces import torch_threads
 from core.jacobian.test_blocks import KINDS, START
 from core.problems import assert_close, capture_of, case_named, dense, prior_of, random_matrix, solved, subset
 from torch import Tensor
@@ -24,6 +25,7 @@ from sublaplace_cli.core.network.footprint import PeakMemory
 from sublaplace_cli.core.network.layout import Layout
 
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+THREADS = 1, 2, 3
 PATHS = {"transformed": True, "written out": False, "cheaper": None}
 
 
@@ -104,18 +106,41 @@ def test_transformed_rows_have_the_same_bits_for_any_threads(m, C, T, d_in, d_ou
     layout = Layout.from_shapes([("weight", (d_out, d_in)), ("bias", (d_out,))])
     features = Sketch(k).on(layout, prior_by_tensor(layout))
     assert features.parts[0].transforms(block)
-    before = torch.get_num_threads()
     found = []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
+    for threads in THREADS:
+        with torch_threads(threads):
             found.append(features.rows([block]))
             parts = [features.rows([block.rows(a, min(a + 7, m))]) for a in range(0, m, 7)]
-            assert torch.equal(torch.cat(parts), found[0])
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(found[1], found[0])
-    assert torch.equal(found[2], found[0])
+        assert torch.equal(torch.cat(parts), found[0])
+    assert all(torch.equal(other, found[0]) for other in found)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@each_kind
+def test_a_block_has_the_same_bits_for_any_threads(kind, path, monkeypatch):
+    if PATHS[path] is not None:
+        monkeypatch.setattr(sketch, "transform_is_cheaper", lambda *_: PATHS[path])
+    block = kind(67, 5)
+    layout = layout_of(block)
+    for feature_map in (Sketch(37, 3), Beside(Subset(subset(layout.size, 3)), Sketch(37, 2))):
+        found = []
+        for threads in THREADS:
+            features = feature_map.on(layout, prior_by_tensor(layout))  # what is made once is made again
+            with torch_threads(threads):
+                found.append(features.rows([block]))
+        assert all(torch.equal(other, found[0]) for other in found)
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv", "token-block", "attention"])
+def test_a_network_has_the_same_bits_for_any_threads(name):
+    capture, train = capture_of(case_named(name), torch.float32)
+    blocks, layout = capture(train).blocks, capture.layout
+    found = []
+    for threads in THREADS:
+        features = Sketch(50, 4).on(layout, prior_by_tensor(layout))
+        with torch_threads(threads):
+            found.append(features.rows(blocks))
+    assert all(torch.equal(other, found[0]) for other in found)
 
 
 @pytest.mark.parametrize("name", [case.name for case in CASES])

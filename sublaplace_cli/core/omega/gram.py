@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ def gram_beside(
                 # A convolution is written out before: its own squares take other rows at a time.
                 asked = squares if own.by_block and not isinstance(own.templates[number], ConvBlock) else None
                 wanted = None if asked is None else asked.rows_of(own, number, memory)
-                found = x.add_grams(y, prior[x.span], (K, cross), strips, dtype, wanted)
+                found = x.add_grams(_beside(x, y), prior[x.span], (K, cross), strips, dtype, wanted)
                 if asked is not None and found is not None:
                     asked.found[number] = found
             bar.advance(1)
@@ -118,7 +119,8 @@ def gram_strips(
                 others = loaded(right, [tile for tile in columns if not same or tile[0] > a], group)
                 for c, d, blocks in itertools.chain([(a, b, A)] if same else [], others):
                     for x, y in zip(A, blocks, strict=True):
-                        x.add_gram(_ready(y), prior[x.span], K[a * C : b * C, c * C2 : d * C2], inside, dtype)
+                        y = _ready(y) if same else _beside(x, _ready(y))
+                        x.add_gram(y, prior[x.span], K[a * C : b * C, c * C2 : d * C2], inside, dtype)
                 bar.advance(1)
     for a, b, worker in strips:
         if worker != LEADER and workers.rank in (worker, LEADER):
@@ -127,6 +129,11 @@ def gram_strips(
             workers.send_to_leader(part, worker)
             strip.copy_(part)
     return K
+
+
+def _beside(block: Block, other: Block) -> Block:
+    """The other block as another object: a block that meets itself computes the upper half only."""
+    return replace(other) if other is block else other
 
 
 def _ready(block: Block) -> Block:

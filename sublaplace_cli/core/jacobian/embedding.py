@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..kernels.arithmetic import Arithmetic
 from .blocks import FLOAT64, Block, DenseBlock
 from .products import Strips, is_constant, narrow_strips, weighted
 
@@ -43,16 +44,16 @@ class EmbeddingBlock(Block):
             total += self.deltas[:, :, t].permute(2, 0, 1).index_select(0, axis) * hit
 
     def add_gram(
-        self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
+        self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, by: Arithmetic = FLOAT64
     ) -> None:
         if not isinstance(other, EmbeddingBlock) or not is_constant(prior):
-            super().add_gram(other, prior, total, strips, dtype)
+            super().add_gram(other, prior, total, strips, by)
             return
-        met, C = other._entries(prior[0], dtype), self.n_outputs
+        met, C = other._entries(prior[0], by.dtype), self.n_outputs
         for a, b in narrow_strips(strips, self.n_rows, C):
             first = a if other is self else 0
             part = total[a * C : b * C, first * other.n_outputs :]
-            self.rows(a, b)._entries(prior[0], dtype).add_products(met.from_row(first), part)
+            self.rows(a, b)._entries(prior[0], by.dtype).add_products(met.from_row(first), part)
 
     def is_factored(self, other: Block, prior: Tensor) -> bool:
         return isinstance(other, EmbeddingBlock) and is_constant(prior)

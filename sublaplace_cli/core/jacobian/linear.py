@@ -12,8 +12,10 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from ..kernels.arithmetic import Arithmetic, add_product
+from ..kernels.factored import SplitFactors
 from .blocks import DENSE_BYTES, FLOAT64, Block, DenseBlock, strip_pairs
-from .products import Strips, add_product, narrow_strips, panel_squares, weighted
+from .products import Strips, narrow_strips, panel_squares, weighted
 
 # An elementwise product costs about as much as this many multiplications inside a GEMM.
 ELEMENTWISE = 8
@@ -78,12 +80,17 @@ class LinearBlock(Block):
                     out[some].view(-1, m, C).addcmul_(picked, a.index_select(0, into[some]).unsqueeze(2))
 
     def add_gram(
-        self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
+        self, other: Block, prior: Tensor, total: Tensor, strips: Strips | None = None, by: Arithmetic = FLOAT64
     ) -> None:
         v_weight, v_bias = self._priors(prior)
         if not isinstance(other, LinearBlock) or v_weight is None or not self._factored_is_cheaper(other):
-            super().add_gram(other, prior, total, strips, dtype)
+            super().add_gram(other, prior, total, strips, by)
             return
+        if by.digits:
+            own_strips = narrow_strips(strips, self.n_rows, self.n_outputs)
+            self._add_split(other, (v_weight, v_bias), total, own_strips, by.digits)
+            return
+        dtype = by.dtype
         if {*self.inputs.shape[1:2], *other.inputs.shape[1:2], self.n_outputs, other.n_outputs} == {1}:
             # (a·a′/v_W + 1/v_b)(δ·δ′) for one position and one output, in strips that stay in the CPU cache.
             a, delta = self._scaled_inputs(v_weight, v_bias).to(dtype), self.deltas[:, 0, 0].to(dtype)
@@ -99,6 +106,16 @@ class LinearBlock(Block):
         met = own if other is self else other._in(dtype)
         for some, right, part in strip_pairs(own, met, total, strips):
             some._add_strip(right, v_weight, v_bias, part)
+
+    def _add_split(
+        self, other: "LinearBlock", priors: tuple[float, float | None], total: Tensor, strips: Strips, digits: int
+    ) -> None:
+        own = SplitFactors.of(self.inputs, self.deltas, digits)
+        met = own if other is self else SplitFactors.of(other.inputs, other.deltas, digits)
+        for a, b in strips:
+            first = a if other is self else 0
+            part = total[a * self.n_outputs : b * self.n_outputs, first * other.n_outputs :]
+            own.rows(a, b).add_products(met.rows(first, None), *priors, part)
 
     def is_factored(self, other: Block, prior: Tensor) -> bool:
         if not isinstance(other, LinearBlock) or self._priors(prior)[0] is None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..kernels.arithmetic import Rows, add_row_products
+
 # Rows of a symmetric Gram matrix that are computed at a time, from the diagonal on.
 GRAM_STRIP = 128
 Strips = Sequence[tuple[int, int]]  # [first, last) rows of each
@@ -47,26 +49,18 @@ def in_metric(v: Tensor, *rows: Tensor) -> tuple[float, tuple[Tensor, ...]]:
     return 1.0, tuple(X * scale for X in rows)
 
 
-def add_upper(total: Tensor, X: Tensor, strips: Strips | None = None, factor: float = 1.0) -> None:
+def add_upper(total: Tensor, X: Rows, strips: Strips | None = None, factor: float = 1.0) -> None:
     """total += factor·X Xᵀ on and above the diagonal, in strips that skip most of what lies below it."""
     if strips is None:
         strips = [(a, min(a + GRAM_STRIP, len(X))) for a in range(0, len(X), GRAM_STRIP)]
     for a, b in strips:
-        add_product(total[a:b, a:], X[a:b], X[a:].T, factor)
+        add_row_products(total[a:b, a:], X[a:b], X[a:], factor)
 
 
-def add_product(total: Tensor, A: Tensor, B: Tensor, factor: float = 1.0) -> None:
-    """total += factor·A B, the product in the type of A and B."""
-    if A.dtype == total.dtype:
-        total.addmm_(A, B, alpha=factor)
-    else:
-        total.add_(A @ B, alpha=factor)
-
-
-def add_products(total: Tensor, A: Tensor, B: Tensor, strips: Strips, factor: float = 1.0) -> None:
+def add_products(total: Tensor, A: Rows, B: Rows, strips: Strips, factor: float = 1.0) -> None:
     """total += factor·A Bᵀ in the rows of the strips."""
     for a, b in strips:
-        add_product(total[a:b], A[a:b], B.T, factor)
+        add_row_products(total[a:b], A[a:b], B, factor)
 
 
 def flat_strips(strips: Strips | None, n_rows: int, C: int) -> Strips:

@@ -13,6 +13,7 @@ from ..jacobian.conv import ConvBlock
 from ..jacobian.products import GRAM_STRIP
 from ..jacobian.rows import TILE_SHARE, Jacobian, block_groups, loaded, n_outputs, row_tiles
 from ..jacobian.sharded import workers_of
+from ..kernels.arithmetic import Arithmetic
 from ..linalg import mirrored
 from ..progress import NoProgress, ProgressFactory
 from ..workers import LEADER, collective, owner_of_strip
@@ -25,7 +26,7 @@ GRAM_TILE_BYTES = 2**30  # each tile is read once per tile of the other side: la
 
 def gram(left: Jacobian, right: Jacobian, prior: Tensor, memory: int, progress: ProgressFactory = NoProgress) -> Tensor:
     """J V⁻¹ J′ᵀ (m·C, m′·C′), unweighted."""
-    K = gram_strips(left, right, prior, memory, left is right, False, progress=progress)
+    K = gram_strips(left, right, prior, memory, left is right, Arithmetic.FLOAT64, progress=progress)
     return mirrored(K) if left is right else K
 
 
@@ -42,7 +43,7 @@ def gram_beside(
     other: Jacobian,
     prior: Tensor,
     memory: int,
-    single: bool,
+    by: Arithmetic,
     squares: SquaresBeside | None = None,
     *,
     progress: ProgressFactory = NoProgress,
@@ -55,9 +56,9 @@ def gram_beside(
     groups, sizes = block_groups(own, other), [len(J.outputs) * n_outputs(J) for J in (own, other)]
     tiles = [_tiles(J, pair, memory, group) for group in groups for pair in ((own, own), (other, own)) for J in pair]
     if workers_of(own).size > 1 or any(len(rows) > 1 for rows in tiles):
-        K = gram_strips(own, own, prior, memory, True, single, progress=progress)
-        return K, gram_strips(other, own, prior, memory, False, single, progress=progress)
-    dtype, device = torch.float32 if single else torch.float64, own.outputs.device
+        K = gram_strips(own, own, prior, memory, True, by, progress=progress)
+        return K, gram_strips(other, own, prior, memory, False, by, progress=progress)
+    device = own.outputs.device
     K, cross = (torch.zeros(size, sizes[0], dtype=torch.float64, device=device) for size in sizes)
     strips = _strips(own), _strips(other)
     with progress("Gram matrix of the training rows, and with the test rows", len(groups)) as bar:
@@ -67,7 +68,7 @@ def gram_beside(
                 # A convolution is written out before: its own squares take other rows at a time.
                 asked = squares if own.by_block and not isinstance(own.templates[number], ConvBlock) else None
                 wanted = None if asked is None else asked.rows_of(own, number, memory)
-                found = x.add_grams(_beside(x, y), prior[x.span], (K, cross), strips, dtype, wanted)
+                found = x.add_grams(_beside(x, y), prior[x.span], (K, cross), strips, by, wanted)
                 if asked is not None and found is not None:
                     asked.found[number] = found
             bar.advance(1)
@@ -93,7 +94,7 @@ def gram_strips(
     prior: Tensor,
     memory: int,
     same: bool,
-    single: bool,
+    by: int,
     *,
     progress: ProgressFactory = NoProgress,
 ) -> Tensor:
@@ -107,7 +108,7 @@ def gram_strips(
     for a, b in mine:
         K[a * C : b * C].zero_()
     groups = block_groups(left, right)
-    dtype = torch.float32 if single else torch.float64  # of the products; their sum is float64
+    arithmetic = Arithmetic(by)  # of the products; their sum is float64
     tiles = [[_tiles(J, (left, right), memory, group) for J in (left, right)] for group in groups]
     label = "Gram matrix of the training rows" if same else "Gram matrix of test and training rows"
     with progress(label, sum(len(rows) for rows, _ in tiles)) as bar:
@@ -120,7 +121,7 @@ def gram_strips(
                 for c, d, blocks in itertools.chain([(a, b, A)] if same else [], others):
                     for x, y in zip(A, blocks, strict=True):
                         y = _ready(y) if same else _beside(x, _ready(y))
-                        x.add_gram(y, prior[x.span], K[a * C : b * C, c * C2 : d * C2], inside, dtype)
+                        x.add_gram(y, prior[x.span], K[a * C : b * C, c * C2 : d * C2], inside, arithmetic)
                 bar.advance(1)
     for a, b, worker in strips:
         if worker != LEADER and workers.rank in (worker, LEADER):

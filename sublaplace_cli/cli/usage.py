@@ -14,6 +14,7 @@ from ..results.limits import SHOWN_REFERENCES, Limit, method_of_row, parse_limit
 from ..run.job import (
     COMPARED,
     FULL_KINDS,
+    GRAM_DTYPES,
     ComputeOptions,
     Job,
     OutputOptions,
@@ -30,7 +31,7 @@ ONE_OF = {
     "score": ("weighted", "unweighted"),
     "reference": ("train", "test", "reference"),
     "dtype": ("float32", "float64"),
-    "gram_dtype": ("float64", "float32"),
+    "gram_dtype": GRAM_DTYPES,
     "full": FULL_KINDS,
     "rescale": catalog.RESCALES,
     "link": catalog.LINKS,

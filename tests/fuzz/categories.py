@@ -74,7 +74,7 @@ LIKELY_OPTIONS = {
     "--output": ["out.json", "out.csv", "out.md", "data.csv", "run/run.json", "sublaplace.yaml", "nowhere/x.json"],
     "--predictions": ["p.csv", "p.jsonl", "p.safetensors", "model.safetensors"],
     "--dtype": ["float32", "float64"],
-    "--gram-dtype": ["float32"],
+    "--gram-dtype": ["float32", "split"],
     "--rescale": ["none", "scale", "hybrid"],
     "--full": ["exact", "none", "bracket"],
     "--conformal": ["0.5", "0.001", "0.99999999999999", "1", "nan"],

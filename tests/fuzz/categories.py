@@ -75,6 +75,7 @@ LIKELY_OPTIONS = {
     "--predictions": ["p.csv", "p.jsonl", "p.safetensors", "model.safetensors"],
     "--dtype": ["float32", "float64"],
     "--gram-dtype": ["float32", "split"],
+    "--kernels": ["triton", "torch", "auto"],
     "--rescale": ["none", "scale", "hybrid"],
     "--full": ["exact", "none", "bracket"],
     "--conformal": ["0.5", "0.001", "0.99999999999999", "1", "nan"],

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from ..kernels.arithmetic import Arithmetic, add_product
+from ..kernels.choice import takes_factors
 from ..kernels.factored import SplitFactors
+from ..kernels.launch import LinearFactors, outer_gram
 from .blocks import DENSE_BYTES, FLOAT64, Block, DenseBlock, strip_pairs
-from .products import Strips, narrow_strips, panel_squares, weighted
+from .products import Strips, joined_strips, narrow_strips, panel_squares, weighted
 
 # An elementwise product costs about as much as this many multiplications inside a GEMM.
 ELEMENTWISE = 8
@@ -24,6 +26,7 @@ VECTORS_AT_ONCE = 16  # that are multiplied by the rows
 # Output units that are written out at a time, more where their rows are short. Constants: so the order of the sums does
 # not depend on the number of rows. Fewer make GEMM slow.
 LEAST_UNITS, WRITTEN_COLUMNS = 32, 2**14
+Priors = tuple[float, float | None]  # of the weight, and of the bias
 MOST_EXPANDED = 2  # a written-out row is kept if it takes at most so many times the memory of its factors
 
 
@@ -86,6 +89,8 @@ class LinearBlock(Block):
         if not isinstance(other, LinearBlock) or v_weight is None or not self._factored_is_cheaper(other):
             super().add_gram(other, prior, total, strips, by)
             return
+        if self._add_by_kernel(other, (v_weight, v_bias), total, strips, by):
+            return
         if by.digits:
             own_strips = narrow_strips(strips, self.n_rows, self.n_outputs)
             self._add_split(other, (v_weight, v_bias), total, own_strips, by.digits)
@@ -107,9 +112,22 @@ class LinearBlock(Block):
         for some, right, part in strip_pairs(own, met, total, strips):
             some._add_strip(right, v_weight, v_bias, part)
 
-    def _add_split(
-        self, other: "LinearBlock", priors: tuple[float, float | None], total: Tensor, strips: Strips, digits: int
-    ) -> None:
+    def _add_by_kernel(
+        self, other: "LinearBlock", priors: Priors, total: Tensor, strips: Strips | None, by: Arithmetic
+    ) -> bool:
+        """Whether it was done, in one launch per run of strips."""
+        own, met = (LinearFactors(X.inputs[:, 0], X.deltas[:, :, 0]) for X in (self, other))
+        one_position = self.inputs.shape[1] == other.inputs.shape[1] == 1
+        if by.digits or not one_position or not takes_factors(own, met, by.dtype):
+            return False
+        numbers = 1 / priors[0], 0.0 if priors[1] is None else 1 / priors[1]
+        for a, b in joined_strips([(0, self.n_rows)] if strips is None else strips):
+            first = a if other is self else 0
+            part = total[a * self.n_outputs : b * self.n_outputs, first * other.n_outputs :]
+            outer_gram(part, own.rows(a, b), met.rows(first, None), numbers, by.dtype, other is self)
+        return True
+
+    def _add_split(self, other: "LinearBlock", priors: Priors, total: Tensor, strips: Strips, digits: int) -> None:
         own = SplitFactors.of(self.inputs, self.deltas, digits)
         met = own if other is self else SplitFactors.of(other.inputs, other.deltas, digits)
         for a, b in strips:

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from ..kernels.arithmetic import Rows, add_row_products
+from ..kernels.choice import takes_digits
+from ..kernels.digits import DigitRows
 
 # Rows of a symmetric Gram matrix that are computed at a time, from the diagonal on.
 GRAM_STRIP = 128
@@ -53,14 +55,27 @@ def add_upper(total: Tensor, X: Rows, strips: Strips | None = None, factor: floa
     """total += factor·X Xᵀ on and above the diagonal, in strips that skip most of what lies below it."""
     if strips is None:
         strips = [(a, min(a + GRAM_STRIP, len(X))) for a in range(0, len(X), GRAM_STRIP)]
+    if isinstance(X, DigitRows) and takes_digits(total.device, X.panels[0].s):
+        strips = joined_strips(strips)  # a kernel leaves out what lies below the diagonal
     for a, b in strips:
-        add_row_products(total[a:b, a:], X[a:b], X[a:], factor)
+        add_row_products(total[a:b, a:], X[a:b], X[a:], factor, upper=True)
 
 
 def add_products(total: Tensor, A: Rows, B: Rows, strips: Strips, factor: float = 1.0) -> None:
     """total += factor·A Bᵀ in the rows of the strips."""
     for a, b in strips:
         add_row_products(total[a:b], A[a:b], B, factor)
+
+
+def joined_strips(strips: Strips) -> Strips:
+    """Strips that follow each other as one."""
+    joined: list[tuple[int, int]] = []
+    for a, b in strips:
+        if joined and joined[-1][1] == a:
+            joined[-1] = joined[-1][0], b
+        else:
+            joined.append((a, b))
+    return joined
 
 
 def flat_strips(strips: Strips | None, n_rows: int, C: int) -> Strips:

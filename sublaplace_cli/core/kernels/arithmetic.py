@@ -6,7 +6,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from .digits import DigitRows
+from .choice import takes_digits
+from .digits import DigitRows, Digits
+from .launch import level_gram
 
 Rows = Tensor | DigitRows  # made ready for products
 LEAST_DIGITS = 4
@@ -50,14 +52,31 @@ class Arithmetic(IntEnum):
         return DigitRows.of(X, self.digits) if self.digits else X.to(self.dtype)
 
 
-def add_row_products(total: Tensor, A: Rows, B: Rows, factor: float = 1.0) -> None:
-    """total += factor·A Bᵀ."""
+def add_row_products(total: Tensor, A: Rows, B: Rows, factor: float = 1.0, upper: bool = False) -> None:
+    """total += factor·A Bᵀ; with `upper`, what lies below the diagonal does not count."""
     if isinstance(A, DigitRows) and isinstance(B, DigitRows):
-        A.add_products(B, total, factor)
+        for own, others in zip(A.panels, B.panels, strict=True):
+            add_digit_products(total, own, others, factor, upper)
     elif isinstance(A, Tensor) and isinstance(B, Tensor):
         add_product(total, A, B.T, factor)
     else:
         raise TypeError("rows of two kinds of arithmetic have no product")
+
+
+def add_digit_products(total: Tensor, A: Digits, B: Digits, factor: float, upper: bool) -> None:
+    """total += factor·A Bᵀ; every operation rounds once, so that all devices give the same bits."""
+    if takes_digits(total.device, A.s):
+        level_gram(total, A, B, factor, upper)
+        return
+    found = A.products(B)
+    total.add_(found if factor == 1.0 else found.mul_(factor))
+
+
+def digit_products(A: DigitRows, B: DigitRows) -> Tensor:
+    """A Bᵀ."""
+    total = torch.zeros(len(A), len(B), dtype=torch.float64, device=A.panels[0].scale.device)
+    add_row_products(total, A, B)
+    return total
 
 
 def add_product(total: Tensor, A: Tensor, B: Tensor, factor: float = 1.0) -> None:

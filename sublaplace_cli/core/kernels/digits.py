@@ -47,6 +47,10 @@ class Digits:
             values[:, i, : x.shape[1]] = (byte - 128).to(torch.int8)
         return cls(values, scale)
 
+    @property
+    def s(self) -> int:
+        return self.values.shape[1]
+
     def rows(self, which: slice) -> "Digits":
         return Digits(self.values[which], self.scale[which])
 
@@ -81,18 +85,6 @@ class DigitRows:
 
     def __getitem__(self, rows: slice) -> "DigitRows":
         return DigitRows(tuple(panel.rows(rows) for panel in self.panels))
-
-    def add_products(self, other: "DigitRows", total: Tensor, factor: float = 1.0) -> None:
-        """total += factor·A Bᵀ; every operation rounds once, so that all devices give the same bits."""
-        for own, others in zip(self.panels, other.panels, strict=True):
-            found = own.products(others)
-            total.add_(found if factor == 1.0 else found.mul_(factor))
-
-    def products(self, other: "DigitRows") -> Tensor:
-        """A Bᵀ."""
-        total = torch.zeros(len(self), len(other), dtype=torch.float64, device=self.panels[0].scale.device)
-        self.add_products(other, total)
-        return total
 
 
 def error_bound(x: Tensor, y: Tensor, s: int) -> float:

@@ -5,6 +5,7 @@ from typing import Self
 
 from torch import Tensor
 
+from .arithmetic import digit_products
 from .digits import DigitRows
 
 
@@ -32,10 +33,10 @@ class SplitFactors:
 
     def add_products(self, other: "SplitFactors", v_weight: float, v_bias: float | None, total: Tensor) -> None:
         """total += the products of all rows with the other rows (m·C, n·C′)."""
-        kernel = self.inputs.products(other.inputs).div_(v_weight)  # (m·T, n·T′)
+        kernel = digit_products(self.inputs, other.inputs).div_(v_weight)  # (m·T, n·T′)
         if v_bias is not None:
             kernel.add_(1 / v_bias)
-        gradient = self.deltas.products(other.deltas)  # (m·C·T, n·C′·T′)
+        gradient = digit_products(self.deltas, other.deltas)  # (m·C·T, n·C′·T′)
         pairs = gradient.view(-1, self.C, self.T, len(other.inputs) // other.T, other.C, other.T)
         pairs *= kernel.view(-1, 1, self.T, pairs.shape[3], 1, other.T)
         total += gradient if self.T == other.T == 1 else pairs.sum(dim=(2, 5)).reshape(total.shape)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sublaplace_cli.core.kernels import digits, integers
-from sublaplace_cli.core.kernels.arithmetic import Arithmetic, add_row_products
+from sublaplace_cli.core.kernels.arithmetic import Arithmetic, add_row_products, digit_products
 from sublaplace_cli.core.kernels.digits import BITS, LARGEST_EXPONENT, PANEL, DigitRows, Digits, error_bound
 from sublaplace_cli.core.kernels.integers import by_floats, by_integers, integer_products
 
@@ -26,7 +26,7 @@ def exact(x: Tensor, y: Tensor) -> Fraction:
 
 
 def split_products(X: Tensor, Y: Tensor, s: int) -> Tensor:
-    return DigitRows.of(X, s).products(DigitRows.of(Y, s))
+    return digit_products(DigitRows.of(X, s), DigitRows.of(Y, s))
 
 
 def wide_rows(r: int, n: int, seed: int, dtype: torch.dtype, spread: float) -> Tensor:

@@ -124,6 +124,7 @@ SOUND = [
     ("names_flags_or_keys", "cli/advice.py", "x = 'lower --k or raise posterior.prior_precision'"),
     ("names_flags_or_keys", "core/linalg.py", "x = 'a text -- with a dash, and posterior.variance'"),
     ("unsafe_or_misplaced", "files/networks/checkpoints.py", "torch.load(path, weights_only=True)"),
+    ("too_many_parameters", "core/linalg.py", "@triton.jit\ndef f(a, b, c, d, e, g, h, i): ..."),
 ]
 
 

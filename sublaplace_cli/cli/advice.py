@@ -10,7 +10,7 @@ ADVICE = {
     Reason.SCHUR_COMPLEMENT_LOST: f"{_RAISE}, or choose a smaller k",
     Reason.THEOREM_1_BROKEN: "a larger sub-network can never have a smaller variance, so rounding has taken over: "
     f"{_RAISE}, or use --dtype float64",
-    Reason.GRAM_FLOAT32: f"use --gram-dtype float64, or {_RAISE}",
+    Reason.GRAM_FLOAT32: f"use --gram-dtype float64, or split in place of float32, or {_RAISE}",
     Reason.NO_ROOM_FOR_SUBNET: "lower --k, use fewer training rows (splits.train.n), or raise --memory",
     Reason.NO_ROOM_FOR_FULL: "use --full certified or --full none, use fewer training rows "
     "(splits.train.n), or raise --memory",

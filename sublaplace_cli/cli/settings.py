@@ -51,14 +51,37 @@ GROUPS = {
     ),
     "Gates": ("fail_if", "baseline", "max_regression", "significant"),
     "Resources": (
-        *("device", "memory", "dtype", "gram_dtype", "run_dir", "max_artifact", "recompute", "dry_run", "force"),
+        *(
+            "device",
+            "memory",
+            "dtype",
+            "gram_dtype",
+            "kernels",
+            "run_dir",
+            "max_artifact",
+            "recompute",
+            "dry_run",
+            "force",
+        ),
     ),
 }
 _SELECTORS = tuple(name for name, method in METHODS.items() if method.kind == "selector")
 _FEATURES = tuple(name for name, method in METHODS.items() if method.kind == "features")
 
 _COMMON = (
-    *("spec", "checkpoint", "run_dir", "device", "memory", "max_artifact", "dtype", "gram_dtype", "format", "json"),
+    *(
+        "spec",
+        "checkpoint",
+        "run_dir",
+        "device",
+        "memory",
+        "max_artifact",
+        "dtype",
+        "gram_dtype",
+        "kernels",
+        "format",
+        "json",
+    ),
     *(
         "output",
         "allow_code",

@@ -14,6 +14,8 @@ from ..results.limits import SHOWN_REFERENCES, Limit, method_of_row, parse_limit
 from ..run.job import (
     COMPARED,
     FULL_KINDS,
+    GRAM_DTYPES,
+    KERNELS,
     ComputeOptions,
     Job,
     OutputOptions,
@@ -30,7 +32,8 @@ ONE_OF = {
     "score": ("weighted", "unweighted"),
     "reference": ("train", "test", "reference"),
     "dtype": ("float32", "float64"),
-    "gram_dtype": ("float64", "float32"),
+    "gram_dtype": GRAM_DTYPES,
+    "kernels": KERNELS,
     "full": FULL_KINDS,
     "rescale": catalog.RESCALES,
     "link": catalog.LINKS,

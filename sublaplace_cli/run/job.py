@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 File = Path | None
 FULL_KINDS = ("auto", "exact", "certified", "bracket", "none")
+KERNELS = ("auto", "torch", "triton")
+GRAM_DTYPES = ("float64", "float32", "split")
 COMPARED = FULL_KINDS[:3]  # those that give one number to compare with
 _FORMAT_HELP = f"of stdout: auto, {', '.join(FORMATS)}; auto: table on a terminal, tab-separated in a pipe"
 
@@ -78,11 +80,20 @@ class ComputeOptions:
     gram_dtype: Annotated[
         str,
         Text(
-            "of the products in Gram matrices: float64, or float32 where float64 is slow; refused if too inaccurate",
+            "of the products in Gram matrices: float64, or where that is slow split (8-bit digits, nearly as accurate) "
+            "or float32; refused if too inaccurate",
             "NAME",
-            ("float64", "float32"),
+            GRAM_DTYPES,
         ),
     ] = "float64"
+    kernels: Annotated[
+        str,
+        Text(
+            "code of the products on a GPU: torch, or triton if its check passes there; auto is torch for now",
+            "NAME",
+            KERNELS,
+        ),
+    ] = "auto"
     tolerance: Annotated[
         float, Text("half-width of the certified intervals, as a share of σ: 0.01 is ± 1 %", "SHARE")
     ] = 0.01

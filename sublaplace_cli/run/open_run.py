@@ -11,6 +11,7 @@ from torch import nn
 
 from .. import device as devices
 from ..core.jacobian.capture import SAMPLE_ROWS, Capture, prepare_capture
+from ..core.kernels import choice as kernels
 from ..core.network.forward import Inputs, last_linear
 from ..core.network.layout import Layout, weights_digest
 from ..core.workers import WorkerGroup
@@ -44,6 +45,7 @@ def open_run(
     With `scales` the training rows are not read. All workers open it at the same time.
     """
     device = devices.choose(job.compute.device)
+    kernels.choose(job.compute.kernels, reporter.note)
     memory = min(workers.exchange(_memory(job, device, workers)))
     host = device if device.type == "cpu" else torch.device("cpu")  # files are always read there
     project = Project(spec, job.project, _memory(job, host, workers))

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..core.features.held import HeldFeatures
 from ..core.features.views import View, view_of
 from ..core.jacobian.rows import Jacobian
+from ..core.kernels.arithmetic import Arithmetic
 from ..core.omega.precision import Precision
 from ..core.omega.row_sums import SquaresBeside, own_products, squared_gradients
 from ..core.tuning.calibration import Calibrator
@@ -122,9 +122,9 @@ class Problem:
     @cached_property
     def omega(self) -> Precision:
         run, train, settled = self.run, self.rows.train.jacobian, self.hyperparameters
-        dtype = getattr(torch, run.job.compute.gram_dtype)
+        arithmetic = Arithmetic.named(run.job.compute.gram_dtype)
         root = self.rows.train.root(settled.likelihood)
-        return Precision(train, root, settled.prior, run.memory, run.reporter.progress, dtype)
+        return Precision(train, root, settled.prior, run.memory, run.reporter.progress, arithmetic)
 
     @cached_property
     def scores(self) -> Stored[Scores]:

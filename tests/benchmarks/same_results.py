@@ -102,6 +102,7 @@ CASES: dict[str, tuple[str, list[tuple[str, ...]]]] = {
     "nothing stored": ("quickstart", [(*EVALUATE, "--max-artifact", "1kB")]),
     "little memory": ("quickstart", [(*EVALUATE, "--memory", "20MB", "--max-artifact", "1kB")]),
     "float32 products": ("quickstart", [(*EVALUATE, "--gram-dtype", "float32")]),
+    "split products": ("quickstart", [(*EVALUATE, "--gram-dtype", "split")]),
     "float64": ("quickstart", [(*EVALUATE, "--dtype", "float64")]),
     "dry run": ("quickstart", [(*EVALUATE, "--dry-run", "--memory", "1GiB")]),
     "gate": (

@@ -35,7 +35,7 @@ from torch.export import load  # noqa: F401
 import sublaplace_cli
 
 for found in pkgutil.walk_packages(sublaplace_cli.__path__, "sublaplace_cli."):
-    if not found.name.endswith("__main__"):  # which runs the tool
+    if not found.name.endswith(("__main__", "triton_code")):  # one runs the tool, one needs Triton
         importlib.import_module(found.name)
 
 

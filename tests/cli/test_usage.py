@@ -23,6 +23,7 @@ CHANGED = {
     "max_artifact": {"max_artifact": "1GiB"},
     "dtype": {"dtype": "float64"},
     "gram_dtype": {"gram_dtype": "float32"},
+    "kernels": {"kernels": "triton"},
     "format": {"format": "csv"},
     "json": {"json": True},
     "output": {"output": (Path("a.json"), Path("b.md"))},

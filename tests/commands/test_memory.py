@@ -22,7 +22,7 @@ from sublaplace_cli.run.full import full_of_run
 
 def run(project: Project, notes: Notes, name: str, **options: str) -> dict:
     spec = project.folder / "sublaplace.yaml"
-    settings = Settings(spec=spec, dtype="float64", k="5", run_dir=project.folder / name, **options)
+    settings = Settings(spec=spec, dtype="float64", run_dir=project.folder / name, **{"k": "5", **options})
     return result_of("evaluate", settings, notes)
 
 
@@ -133,6 +133,34 @@ def test_single_precision_is_accepted_where_it_is_right_and_refused_where_it_is_
         assert refused.value.exit_code == 3
         assert "use --gram-dtype float64" in str(hint_of(refused.value))
         run(project, Notes(), f"accepted-{number}")
+
+
+def test_split_products_are_those_of_float64_and_remember_their_digits(project: Project) -> None:
+    expected, notes = run(project, Notes(), "double"), Notes()
+    found = run(project, notes, "split", gram_dtype="split")
+    assert found["full"]["mean_std"] != expected["full"]["mean_std"]
+    assert found["full"]["mean_std"] == pytest.approx(expected["full"]["mean_std"], rel=1e-6)
+    assert found["provenance"]["fingerprint"] != expected["provenance"]["fingerprint"]
+    assert not [note for note in notes.said if "digits" in note]
+    project.use(posterior={"prior_precision": 1e-4, "noise_variance": 1e-4})  # too much for float32
+    (said,) = [note for note in finer_of(project).said if "digits" in note]
+    assert said == "the Gram matrix is of products of 5 digits: fewer are too few here"
+    exact = run(project, Notes(), "exact")
+    again = run(project, Notes(), "finer", gram_dtype="split", method="last-k")  # of the stored factor
+    assert again["full"]["mean_std"] == pytest.approx(exact["full"]["mean_std"], rel=1e-6)
+
+
+def finer_of(project: Project) -> Notes:
+    notes = Notes()
+    run(project, notes, "finer", gram_dtype="split")
+    return notes
+
+
+@pytest.mark.parametrize("gram_dtype", ["float32", "split"])
+def test_all_parameters_are_no_broken_theorem(project: Project, gram_dtype: str) -> None:
+    """A full posterior that is off by a little more than a sub-network is smaller than it."""
+    found = run(project, Notes(), "everything", k="41", gram_dtype=gram_dtype)
+    assert found["rows"][0]["retained"] == pytest.approx(1, rel=1e-6)
 
 
 def test_greedy_says_when_its_columns_do_not_fit_and_chooses_the_same(project: Project) -> None:

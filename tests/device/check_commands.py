@@ -137,6 +137,7 @@ CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("evaluate", {"method": "gradient", "k": "4", "samples": 3, "predictions": "csv"}),
         ("evaluate", {"method": "gradient", "k": "4", "full": "bracket", "full_rows": 7}),
         ("evaluate", {"method": "gradient", "k": "4", "gram_dtype": "float32", "run_dir": "single"}),
+        ("evaluate", {"method": "gradient", "k": "4", "gram_dtype": "split", "run_dir": "split"}),
         ("evaluate", {"method": "gradient,random", "k": "4", "seeds": (1, 2), "run_dir": "seeds"}),
         ("fit", {"indices": "chosen.txt"}),
         ("evaluate", {"posterior": "posterior-gradient-k30.safetensors", "samples": 2, "predictions": "jsonl"}),

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from ...core.kernels.arithmetic import Arithmetic
+from ...core.omega.gram_float32 import allowed_error
 from ...core.posterior.bounds import require_not_larger
 from ...core.prediction import Prediction
 from ...run.problem import PredictedRows
@@ -13,10 +15,12 @@ def check_theorem_1(rows: PredictedRows, predictions: Sequence[Prediction], full
     """Every sub-network against the full posterior, and against those that contain it."""
     subnets = [prediction for prediction in predictions if prediction.is_subnet_posterior]
     products = rows.products if subnets else torch.empty(0)
+    allowed = allowed_error(Arithmetic.named(rows.run.job.compute.gram_dtype))
     for small in subnets:
         variance = small.outputs.variance
         if full is not None:
-            require_not_larger(variance, full.outputs.most_variance, products, small.name, "the full posterior")
+            most = full.outputs.most_variance
+            require_not_larger(variance, most, products, small.name, "the full posterior", allowed)
         for large in subnets:
             if _contains(large, small):
                 require_not_larger(variance, large.outputs.variance, products, small.name, large.name)

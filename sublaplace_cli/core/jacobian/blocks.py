@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor
 
+from ..kernels.arithmetic import Arithmetic
 from ..panels.products import (
     Prior,
     RowSquares,
@@ -27,7 +28,7 @@ from ..panels.products import (
 )
 from ..panels.sizes import Sizes, sizes_of
 
-FLOAT64 = torch.float64
+FLOAT64 = Arithmetic.FLOAT64
 Pair = tuple[Tensor, Tensor]
 PairOfStrips = tuple[Strips | None, Strips | None]
 
@@ -107,7 +108,7 @@ class Block(ABC):
             done += width
 
     def add_gram(
-        self, other: "Block", prior: Prior, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
+        self, other: "Block", prior: Prior, total: Tensor, strips: Strips | None = None, by: Arithmetic = FLOAT64
     ) -> None:
         """total += J V⁻¹ J′ᵀ with the same block of other rows (m·C, m′·C′), where `prior` is the block's part of v.
 
@@ -117,12 +118,12 @@ class Block(ABC):
         if other is self:
             for cut, X in zip(self.cuts, self.written_out(self.cuts), strict=True):
                 factor, (A,) = in_metric(prior, cut, X)
-                add_upper(total, A.to(dtype), flat, factor)
+                add_upper(total, by.rows(A), flat, factor)
             return
         cuts = other.cuts if self.fits_any_cut else self.cuts
         for cut, X, Y in zip(cuts, self.written_out(cuts), other.written_out(cuts), strict=True):
             factor, (A, B) = in_metric(prior, cut, X, Y)
-            add_products(total, A.to(dtype), B.to(dtype), flat, factor)
+            add_products(total, by.rows(A), by.rows(B), flat, factor)
 
     def add_grams(
         self,
@@ -130,7 +131,7 @@ class Block(ABC):
         prior: Prior,
         products: Pair,
         strips: PairOfStrips,
-        dtype: torch.dtype,
+        by: Arithmetic,
         squares: RowSquares | None = None,
     ) -> Tensor | None:
         """`add_gram` with itself, and of the rows beside it with it: to the last bit, but written out only once.
@@ -138,17 +139,17 @@ class Block(ABC):
         Returns the squares of the same rows (width,), if they are asked for and the rows are written out.
         """
         if self.cuts != beside.cuts or self.is_factored(beside, prior):
-            self.add_gram(self, prior, products[0], strips[0], dtype)
-            beside.add_gram(self, prior, products[1], strips[1], dtype)
+            self.add_gram(self, prior, products[0], strips[0], by)
+            beside.add_gram(self, prior, products[1], strips[1], by)
             return None
         own = flat_strips(strips[0], self.n_rows, self.n_outputs, self.device)
         other = flat_strips(strips[1], beside.n_rows, beside.n_outputs, self.device)
         found: list[Tensor] = []
         for cut, X, Y in zip(self.cuts, self.written_out(self.cuts), beside.written_out(self.cuts), strict=True):
             factor, (A, B) = in_metric(prior, cut, X, Y)
-            A = A.to(dtype)
-            add_upper(products[0], A, own, factor)
-            add_products(products[1], B.to(dtype), A, other, factor)
+            rows = by.rows(A)
+            add_upper(products[0], rows, own, factor)
+            add_products(products[1], by.rows(B), rows, other, factor)
             if squares is not None:
                 found.append(squares.of(X, self.n_outputs))
         return torch.cat(found) if found else None

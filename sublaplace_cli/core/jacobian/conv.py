@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .blocks import FLOAT64, Block, DenseBlock
+from .blocks import Block, DenseBlock
 
 # One entry of a single column costs about as much as this many entries of a full row (measured: 64 channels).
 SINGLE_COLUMN_COST = 128
@@ -66,7 +66,7 @@ class ConvBlock(Block):
         return self.inputs.element_size() * factors + 8 * self.deltas.shape[1] * self.width
 
     def dense(self) -> DenseBlock:
-        return self._written_out(FLOAT64)  # so that the numbers do not depend on how the rows are cut
+        return self._written_out(torch.float64)  # so that the numbers do not depend on how the rows are cut
 
     def expanded(self) -> DenseBlock:
         return self._written_out(self.inputs.dtype)  # faster in the dtype of the passes

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..kernels.arithmetic import Arithmetic
 from ..panels.products import Prior, Strips, constant_of, is_constant, narrow_strips, weighted
 from .blocks import FLOAT64, Block, DenseBlock
 
@@ -43,17 +44,17 @@ class EmbeddingBlock(Block):
             total += self.deltas[:, :, t].permute(2, 0, 1).index_select(0, axis) * hit
 
     def add_gram(
-        self, other: Block, prior: Prior, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
+        self, other: Block, prior: Prior, total: Tensor, strips: Strips | None = None, by: Arithmetic = FLOAT64
     ) -> None:
         v = constant_of(prior)
         if not isinstance(other, EmbeddingBlock) or v is None:
-            super().add_gram(other, prior, total, strips, dtype)
+            super().add_gram(other, prior, total, strips, by)
             return
-        met, C = other._entries(v, dtype), self.n_outputs
+        met, C = other._entries(v, by.dtype), self.n_outputs
         for a, b in narrow_strips(strips, self.n_rows, C, self.device):
             first = a if other is self else 0
             part = total[a * C : b * C, first * other.n_outputs :]
-            self.rows(a, b)._entries(v, dtype).add_products(met.from_row(first), part)
+            self.rows(a, b)._entries(v, by.dtype).add_products(met.from_row(first), part)
 
     def is_factored(self, other: Block, prior: Prior) -> bool:
         return isinstance(other, EmbeddingBlock) and constant_of(prior) is not None

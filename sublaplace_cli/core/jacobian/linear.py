@@ -12,11 +12,16 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from ..panels.products import Prior, Strips, add_product, constant_of, narrow_strips, panel_squares, weighted
+from ..kernels.arithmetic import Arithmetic, add_product
+from ..kernels.choice import takes_factors
+from ..kernels.factored import SplitFactors
+from ..kernels.launch import LinearFactors, outer_gram
+from ..panels.products import Prior, Strips, constant_of, joined_strips, narrow_strips, panel_squares, weighted
 from .blocks import FLOAT64, Block, DenseBlock, strip_pairs
 
 # An elementwise product costs about as much as this many multiplications inside a GEMM.
 ELEMENTWISE = 8
+Priors = tuple[float, float | None]  # of the weight, and of the bias
 MOST_EXPANDED = 2  # a written-out row is kept if it takes at most so many times the memory of its factors
 
 
@@ -78,12 +83,19 @@ class LinearBlock(Block):
                     out[some].view(-1, m, C).addcmul_(picked, a.index_select(0, into[some]).unsqueeze(2))
 
     def add_gram(
-        self, other: Block, prior: Prior, total: Tensor, strips: Strips | None = None, dtype: torch.dtype = FLOAT64
+        self, other: Block, prior: Prior, total: Tensor, strips: Strips | None = None, by: Arithmetic = FLOAT64
     ) -> None:
         v_weight, v_bias = self._priors(prior)
         if not isinstance(other, LinearBlock) or v_weight is None or not self._factored_is_cheaper(other):
-            super().add_gram(other, prior, total, strips, dtype)
+            super().add_gram(other, prior, total, strips, by)
             return
+        if self._add_by_kernel(other, (v_weight, v_bias), total, strips, by):
+            return
+        if by.digits:
+            own_strips = narrow_strips(strips, self.n_rows, self.n_outputs, self.device)
+            self._add_split(other, (v_weight, v_bias), total, own_strips, by.digits)
+            return
+        dtype = by.dtype
         if {*self.inputs.shape[1:2], *other.inputs.shape[1:2], self.n_outputs, other.n_outputs} == {1}:
             # (a·a′/v_W + 1/v_b)(δ·δ′) for one position and one output, in strips that stay in the CPU cache.
             a, delta = self._scaled_inputs(v_weight, v_bias).to(dtype), self.deltas[:, 0, 0].to(dtype)
@@ -99,6 +111,29 @@ class LinearBlock(Block):
         met = own if other is self else other._in(dtype)
         for some, right, part in strip_pairs(own, met, total, strips):
             some._add_strip(right, v_weight, v_bias, part)
+
+    def _add_by_kernel(
+        self, other: "LinearBlock", priors: Priors, total: Tensor, strips: Strips | None, by: Arithmetic
+    ) -> bool:
+        """Whether it was done, in one launch per run of strips."""
+        own, met = (LinearFactors(X.inputs[:, 0], X.deltas[:, :, 0]) for X in (self, other))
+        one_position = self.inputs.shape[1] == other.inputs.shape[1] == 1
+        if by.digits or not one_position or not takes_factors(own, met, by.dtype):
+            return False
+        numbers = 1 / priors[0], 0.0 if priors[1] is None else 1 / priors[1]
+        for a, b in joined_strips([(0, self.n_rows)] if strips is None else strips):
+            first = a if other is self else 0
+            part = total[a * self.n_outputs : b * self.n_outputs, first * other.n_outputs :]
+            outer_gram(part, own.rows(a, b), met.rows(first, None), numbers, by.dtype, other is self)
+        return True
+
+    def _add_split(self, other: "LinearBlock", priors: Priors, total: Tensor, strips: Strips, digits: int) -> None:
+        own = SplitFactors.of(self.inputs, self.deltas, digits)
+        met = own if other is self else SplitFactors.of(other.inputs, other.deltas, digits)
+        for a, b in strips:
+            first = a if other is self else 0
+            part = total[a * self.n_outputs : b * self.n_outputs, first * other.n_outputs :]
+            own.rows(a, b).add_products(met.rows(first, None), *priors, part)
 
     def is_factored(self, other: Block, prior: Prior) -> bool:
         if not isinstance(other, LinearBlock) or self._priors(prior)[0] is None:
@@ -126,12 +161,12 @@ class LinearBlock(Block):
         room = torch.empty(0)
         for cut in cuts:
             if cut.start == d_out * d_in:
-                yield self.deltas.sum(2, dtype=FLOAT64).flatten(0, 1)
+                yield self.deltas.sum(2, dtype=torch.float64).flatten(0, 1)
                 continue
             units = slice(cut.start // d_in, cut.stop // d_in)
             n_units = C * (units.stop - units.start)
             if room.shape[1:] != (n_units, d_in):
-                room = torch.empty(m, n_units, d_in, dtype=FLOAT64, device=self.device)
+                room = torch.empty(m, n_units, d_in, dtype=torch.float64, device=self.device)
             for rows in pieces:
                 delta = self.deltas[rows, :, :, units].double()  # (rows, C, T, units)
                 torch.bmm(delta.mT.reshape(-1, n_units, T), a[rows].double(), out=room[rows])

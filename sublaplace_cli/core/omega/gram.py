@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from ..jacobian.blocks import Block
 from ..jacobian.conv import ConvBlock
 from ..jacobian.rows import TILE_SHARE, Jacobian, block_groups, loaded, n_outputs, tiles_of
 from ..jacobian.sharded import workers_of
+from ..kernels.arithmetic import Arithmetic
 from ..linalg import mirrored
 from ..panels.products import Prior, constants_of
 from ..panels.sizes import GramSizes, sizes_of
@@ -21,7 +23,7 @@ from .row_sums import SquaresBeside
 
 def gram(left: Jacobian, right: Jacobian, prior: Tensor, memory: int, progress: ProgressFactory = NoProgress) -> Tensor:
     """J V⁻¹ J′ᵀ (m·C, m′·C′), unweighted."""
-    K = gram_strips(left, right, prior, memory, left is right, False, progress=progress)
+    K = gram_strips(left, right, prior, memory, left is right, Arithmetic.FLOAT64, progress=progress)
     return mirrored(K) if left is right else K
 
 
@@ -38,7 +40,7 @@ def gram_beside(
     other: Jacobian,
     prior: Tensor,
     memory: int,
-    single: bool,
+    by: Arithmetic,
     squares: SquaresBeside | None = None,
     *,
     progress: ProgressFactory = NoProgress,
@@ -51,9 +53,9 @@ def gram_beside(
     groups, sizes = block_groups(own, other), [len(J.outputs) * n_outputs(J) for J in (own, other)]
     tiles = [_tiles(J, pair, memory, group) for group in groups for pair in ((own, own), (other, own)) for J in pair]
     if workers_of(own).size > 1 or any(len(rows) > 1 for rows in tiles):
-        K = gram_strips(own, own, prior, memory, True, single, progress=progress)
-        return K, gram_strips(other, own, prior, memory, False, single, progress=progress)
-    dtype, device = torch.float32 if single else torch.float64, own.outputs.device
+        K = gram_strips(own, own, prior, memory, True, by, progress=progress)
+        return K, gram_strips(other, own, prior, memory, False, by, progress=progress)
+    device = own.outputs.device
     K, cross = (torch.zeros(size, sizes[0], dtype=torch.float64, device=device) for size in sizes)
     strips, values = (_strips(own), _strips(other)), _constants(prior, own)
     with progress("Gram matrix of the training rows, and with the test rows", len(groups)) as bar:
@@ -63,7 +65,7 @@ def gram_beside(
                 # A convolution is written out before: its own squares take other rows at a time.
                 asked = squares if own.by_block and not isinstance(own.templates[number], ConvBlock) else None
                 wanted = None if asked is None else asked.rows_of(own, number, memory)
-                found = x.add_grams(y, values[number], (K, cross), strips, dtype, wanted)
+                found = x.add_grams(_beside(x, y), values[number], (K, cross), strips, by, wanted)
                 if asked is not None and found is not None:
                     asked.found[number] = found
             bar.advance(1)
@@ -92,7 +94,7 @@ def gram_strips(
     prior: Tensor,
     memory: int,
     same: bool,
-    single: bool,
+    by: int,
     *,
     progress: ProgressFactory = NoProgress,
 ) -> Tensor:
@@ -106,7 +108,7 @@ def gram_strips(
     for a, b in mine:
         K[a * C : b * C].zero_()
     groups = block_groups(left, right)
-    dtype = torch.float32 if single else torch.float64  # of the products; their sum is float64
+    arithmetic = Arithmetic(by)  # of the products; their sum is float64
     tiles = [[_tiles(J, (left, right), memory, group) for J in (left, right)] for group in groups]
     values = _constants(prior, left)
     label = "Gram matrix of the training rows" if same else "Gram matrix of test and training rows"
@@ -119,7 +121,8 @@ def gram_strips(
                 others = loaded(right, [tile for tile in columns if not same or tile[0] > a], group)
                 for c, d, blocks in itertools.chain([(a, b, A)] if same else [], others):
                     for number, x, y in zip(group, A, blocks, strict=True):
-                        x.add_gram(_ready(y), values[number], K[a * C : b * C, c * C2 : d * C2], inside, dtype)
+                        y = _ready(y) if same else _beside(x, _ready(y))
+                        x.add_gram(y, values[number], K[a * C : b * C, c * C2 : d * C2], inside, arithmetic)
                 bar.advance(1)
     for a, b, worker in strips:
         if worker != LEADER and workers.rank in (worker, LEADER):
@@ -132,6 +135,11 @@ def gram_strips(
 
 def _constants(prior: Tensor, J: Jacobian) -> list[Prior]:
     return constants_of(prior, [block.span for block in J.templates])
+
+
+def _beside(block: Block, other: Block) -> Block:
+    """The other block as another object: a block that meets itself computes the upper half only."""
+    return replace(other) if other is block else other
 
 
 def _ready(block: Block) -> Block:

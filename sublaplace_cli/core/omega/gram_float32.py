@@ -1,4 +1,4 @@
-"""Whether a Gram matrix of float32 products is accurate enough: variances at a sample of rows, compared with float64.
+"""Whether a Gram matrix of other products than float64 is accurate enough, by variances at a sample of rows.
 
 The factor of the approximate matrix gives w ≈ w* = (I + K)⁻¹k. The residual form ‖g − Aᵀw‖² + ‖w‖², computed in
 float64, equals var + ‖w − w*‖² in the metric I + K: it differs from the variance in second order only, by at most ‖r‖²
@@ -15,12 +15,19 @@ from torch import Tensor
 from ...errors import NumericsError, Reason
 from ..jacobian.rows import Jacobian, n_outputs
 from ..jacobian.sharded import some_rows
+from ..kernels.arithmetic import Arithmetic
 from ..linalg import row_products, solve_lower, solve_lower_transposed
 from .precision import Precision
 from .row_sums import weigh_columns
 
 SAMPLE = 16  # rows, evenly spaced
 BOUND = 1e-3  # largest relative error of a variance
+NEARLY_EXACT = 1e-7  # the same, where finer products can be had
+
+
+def allowed_error(arithmetic: Arithmetic) -> float:
+    """Of a variance by products in this arithmetic, as a share of it, where it is not refused."""
+    return 0.0 if arithmetic == Arithmetic.FLOAT64 else BOUND
 
 
 def sample_of(jacobian: Jacobian) -> tuple[Jacobian, Sequence[int]]:
@@ -51,7 +58,7 @@ class Sample:
 
 
 def _exact_cross(precision: Precision, rows: Jacobian) -> Tensor:
-    return replace(precision, gram_dtype=torch.float64).cross_gram(rows)
+    return replace(precision, gram_dtype=Arithmetic.FLOAT64).cross_gram(rows)
 
 
 def require_accuracy(
@@ -69,13 +76,14 @@ def require_accuracy(
     residual = cross_there - w_there - K @ w
     second_order = residual.square().sum(0) * (N / len(sample.numbers))
     error = float((((found - upper).abs() + second_order) / upper).max())
-    if not error <= BOUND:
-        off = f"off by up to {error:.2g} of itself (bound {BOUND:g})"
-        raise not_good_enough(f"at a sample of rows the variance of the full posterior is {off}")
+    bound = BOUND if precision.gram_dtype.finer is None else NEARLY_EXACT
+    if not error <= bound:
+        off = f"off by up to {error:.2g} of itself (bound {bound:g})"
+        raise not_good_enough(precision, f"at a sample of rows the variance of the full posterior is {off}")
     return error
 
 
-def not_good_enough(why: str) -> NumericsError:
-    """The error for float32 products that are not accurate enough."""
-    problem = f"a Gram matrix of float32 products is not accurate enough here: {why}"
+def not_good_enough(precision: Precision, why: str) -> NumericsError:
+    """The error for products that are not accurate enough."""
+    problem = f"a Gram matrix of {precision.gram_dtype.products} is not accurate enough here: {why}"
     return NumericsError(problem, reason=Reason.GRAM_FLOAT32)

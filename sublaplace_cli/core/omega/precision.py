@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..jacobian.rows import Jacobian
+from ..kernels.arithmetic import Arithmetic
 from ..linalg import mirrored
 from ..network.layout import Layout
 from ..progress import NoProgress, ProgressFactory
@@ -35,7 +36,7 @@ class Precision:
     prior: Tensor  # v (p,)
     memory: int
     progress: ProgressFactory = NoProgress
-    gram_dtype: torch.dtype = torch.float64  # of the products in Gram matrices
+    gram_dtype: Arithmetic = Arithmetic.FLOAT64  # of the products in Gram matrices
 
     @property
     def layout(self) -> Layout:
@@ -90,19 +91,19 @@ class Precision:
 
     def gram(self) -> Tensor:
         """K = A V⁻¹ Aᵀ (N·C, N·C)."""
-        J, single = self.jacobian, self.gram_dtype == torch.float32
-        return self._weighted_gram(gram_strips(J, J, self._metric, self.memory, True, single, progress=self.progress))
+        J, by = self.jacobian, self.gram_dtype
+        return self._weighted_gram(gram_strips(J, J, self._metric, self.memory, True, by, progress=self.progress))
 
     def cross_gram(self, other: Jacobian) -> Tensor:
         """A V⁻¹ J′ᵀ with the unweighted rows of another Jacobian (N·C, M·C)."""
-        same, single = other is self.jacobian, self.gram_dtype == torch.float32
-        K = gram_strips(other, self.jacobian, self._metric, self.memory, same, single, progress=self.progress)
+        same, by = other is self.jacobian, self.gram_dtype
+        K = gram_strips(other, self.jacobian, self._metric, self.memory, same, by, progress=self.progress)
         return self._weighted_cross(mirrored(K) if same else K)
 
     def gram_and_cross(self, other: Jacobian, squares: SquaresBeside | None = None) -> tuple[Tensor, Tensor]:
         """`gram` and `cross_gram`, for which the rows of A are written out only once where that is possible."""
-        single = self.gram_dtype == torch.float32
-        found = gram_beside(self.jacobian, other, self._metric, self.memory, single, squares, progress=self.progress)
+        by = self.gram_dtype
+        found = gram_beside(self.jacobian, other, self._metric, self.memory, by, squares, progress=self.progress)
         return self._weighted_gram(found[0]), self._weighted_cross(found[1])
 
     @property

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..kernels.arithmetic import Rows, add_row_products
+from ..kernels.choice import takes_digits
+from ..kernels.digits import DigitRows
 from .sizes import sizes_of
 
 Strips = Sequence[tuple[int, int]]  # [first, last) rows of each
@@ -74,27 +77,32 @@ def in_metric(prior: Prior, cut: slice, *rows: Tensor) -> tuple[float, tuple[Ten
     return 1.0, tuple(X * scale for X in rows)
 
 
-def add_upper(total: Tensor, X: Tensor, strips: Strips | None = None, factor: float = 1.0) -> None:
+def add_upper(total: Tensor, X: Rows, strips: Strips | None = None, factor: float = 1.0) -> None:
     """total += factor·X Xᵀ on and above the diagonal, in strips that skip most of what lies below it."""
     if strips is None:
-        step = sizes_of(X.device).gram.strip
+        step = sizes_of(total.device).gram.strip
         strips = [(a, min(a + step, len(X))) for a in range(0, len(X), step)]
+    if isinstance(X, DigitRows) and takes_digits(total.device, X.panels[0].s):
+        strips = joined_strips(strips)  # a kernel leaves out what lies below the diagonal
     for a, b in strips:
-        add_product(total[a:b, a:], X[a:b], X[a:].T, factor)
+        add_row_products(total[a:b, a:], X[a:b], X[a:], factor, upper=True)
 
 
-def add_product(total: Tensor, A: Tensor, B: Tensor, factor: float = 1.0) -> None:
-    """total += factor·A B, the product in the type of A and B."""
-    if A.dtype == total.dtype:
-        total.addmm_(A, B, alpha=factor)
-    else:
-        total.add_(A @ B, alpha=factor)
-
-
-def add_products(total: Tensor, A: Tensor, B: Tensor, strips: Strips, factor: float = 1.0) -> None:
+def add_products(total: Tensor, A: Rows, B: Rows, strips: Strips, factor: float = 1.0) -> None:
     """total += factor·A Bᵀ in the rows of the strips."""
     for a, b in strips:
-        add_product(total[a:b], A[a:b], B.T, factor)
+        add_row_products(total[a:b], A[a:b], B, factor)
+
+
+def joined_strips(strips: Strips) -> Strips:
+    """Strips that follow each other as one."""
+    joined: list[tuple[int, int]] = []
+    for a, b in strips:
+        if joined and joined[-1][1] == a:
+            joined[-1] = joined[-1][0], b
+        else:
+            joined.append((a, b))
+    return joined
 
 
 def flat_strips(strips: Strips | None, n_rows: int, C: int, device: torch.device) -> Strips:

@@ -13,6 +13,7 @@ from torch import Tensor
 from ...errors import NumericsError, Reason
 from ..jacobian.rows import Jacobian
 from ..jacobian.sharded import some_rows
+from ..omega.gram_float32 import allowed_error
 from ..omega.precision import Precision
 from .full import fit_full
 
@@ -40,13 +41,19 @@ def bracket(
         highs.append(fit_full(some).covariance(test, products).diagonal(dim1=1, dim2=2))
     high = torch.stack(highs).amin(0)
     low = torch.stack([torch.zeros_like(high), *subnets]).amax(0)
-    require_not_larger(low, high, products, "a sub-network", f"the full posterior of {full_rows} rows")
+    allowed = allowed_error(precision.gram_dtype)
+    require_not_larger(low, high, products, "a sub-network", f"the full posterior of {full_rows} rows", allowed)
     return Bracket(torch.minimum(low, high), high, len(highs))
 
 
-def require_not_larger(smaller: Tensor, larger: Tensor, products: Tensor, who: str, than: str) -> None:
-    """Refuse variances that break PV(S) ≤ PV(S′), S ⊆ S′, by more than rounding: 1e-9·PV + 400·eps·‖g‖²_{V⁻¹}."""
-    tolerance = 1e-9 * larger + 400 * torch.finfo(torch.float64).eps * products.diagonal(dim1=1, dim2=2)
+def require_not_larger(
+    smaller: Tensor, larger: Tensor, products: Tensor, who: str, than: str, allowed: float = 0.0
+) -> None:
+    """Refuse variances that break PV(S) ≤ PV(S′), S ⊆ S′, by more than rounding: 1e-9·PV + 400·eps·‖g‖²_{V⁻¹}.
+
+    `allowed` is the error of the larger one, as a share of it, that is known of.
+    """
+    tolerance = (1e-9 + allowed) * larger + 400 * torch.finfo(torch.float64).eps * products.diagonal(dim1=1, dim2=2)
     broken = ~(smaller <= larger + tolerance)  # a NaN breaks it too
     if bool(broken.any()):
         row, output = (int(i) for i in broken.nonzero()[0])

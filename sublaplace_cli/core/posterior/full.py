@@ -1,7 +1,8 @@
 """Full linearized Laplace through the Gram matrix of the training rows: nothing of size p × p exists."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import ClassVar
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from ...errors import NumericsError, Reason
 from ..jacobian.rows import Jacobian, n_outputs
+from ..kernels.arithmetic import Arithmetic
 from ..linalg import condition_of, dual_covariance, inverse_columns, inverse_square_sums, safe_cholesky, solve_lower
 from ..omega.gram_float32 import Sample, not_good_enough, require_accuracy, sample_of
 from ..omega.precision import Precision
@@ -40,11 +42,19 @@ class FullPosterior(Posterior):
         products = self._products(jacobian) if products is None else products
         cross = self._cross(jacobian)  # (N·C, M·C)
         covariance = self._covariance(jacobian, products, cross)
-        if self.precision.gram_dtype != torch.float64:
-            few, rows = sample_of(jacobian)
-            there = cross.reshape(len(cross), -1, n_outputs(jacobian))[:, list(rows)].flatten(1)
+        if self.precision.gram_dtype == Arithmetic.FLOAT64:
+            return covariance
+        few, rows = sample_of(jacobian)
+        there = cross.reshape(len(cross), -1, n_outputs(jacobian))[:, list(rows)].flatten(1)
+        with suppress(NumericsError) if _with_finer(self.precision) else nullcontext():
             require_accuracy(self.precision, self.factor, few, there, covariance[list(rows)], self._sample)
-        return covariance
+            return covariance
+        return self._finer.covariance(jacobian, products)
+
+    @cached_property
+    def _finer(self) -> "FullPosterior":
+        """The same from finer products, where these are accurate at the training rows only."""
+        return fit_full(_with_finer(self.precision) or self.precision)
 
     def _cross(self, jacobian: Jacobian) -> Tensor:
         if self.known and self.known[0][0] is jacobian:
@@ -64,7 +74,7 @@ class FullPosterior(Posterior):
         return Sample.of(self.precision)
 
     def require_accuracy(self) -> None:
-        """Refuse float32 products that make variances at a sample of the training rows inaccurate."""
+        """Refuse products that make variances at a sample of the training rows inaccurate."""
         few = self._sample.rows
         cross = self.precision.cross_gram(few)
         covariance = self._covariance(few, self._products(few), cross)
@@ -85,12 +95,27 @@ def fit_full(
     """The full posterior of these training rows; what is wanted next, predictions or squares, costs less with it."""
     what = f"the full posterior over {precision.n_rows} rows"
     require_room(precision, full_bytes(precision.n_rows), what, Reason.NO_ROOM_FOR_FULL)
-    if precision.gram_dtype == torch.float64:
+    if precision.gram_dtype == Arithmetic.FLOAT64:
         return _fitted(precision, next_rows, squares)
+    finer = _with_finer(precision)
+    if finer is None:
+        return _checked(precision)
+    with suppress(NumericsError):
+        return _checked(precision)
+    return fit_full(finer)
+
+
+def _with_finer(precision: Precision) -> Precision | None:
+    """With the products to try where these are not accurate enough."""
+    finer = precision.gram_dtype.finer
+    return None if finer is None else replace(precision, gram_dtype=finer)
+
+
+def _checked(precision: Precision) -> FullPosterior:
     try:
         posterior = _fitted(precision)
     except NumericsError as error:
-        raise not_good_enough(error.message) from error
+        raise not_good_enough(precision, error.message) from error
     posterior.require_accuracy()
     return posterior
 

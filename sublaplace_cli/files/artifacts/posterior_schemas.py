@@ -15,6 +15,7 @@ class FullPosteriorData(RunMetadata):
     method: Name
     freedom: float
     condition: NotNegative
+    digits: Literal[4, 5] | None = None  # of the products in its Gram matrix, where they are split
     noise_variance: Positive | None
     prior_precision: Positive | list[Annotated[tuple[str, Positive], Strict(False)]]
     rules: ClassVar[Rules] = {"factor": TensorRule("F64", ("side", "side"), no_factor)}

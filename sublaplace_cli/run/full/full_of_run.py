@@ -1,6 +1,6 @@
 """What methods need of the full posterior, each computed when it is first needed."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ...catalog import FULL
 from ...core.jacobian.rows import Jacobian
+from ...core.kernels.arithmetic import Arithmetic
 from ...core.omega.precision import Precision
 from ...core.omega.row_sums import SquaresBeside, own_products
 from ...core.posterior.certified.training_rows import FreedomEstimate
@@ -45,15 +46,24 @@ class FullOfRun:
         def read(artifact: Artifact) -> FullPosterior:
             factor = artifact.tensor("factor", (omega.n_rows, omega.n_rows)).to(self.run.device)
             factor = factor.T.contiguous().T  # the memory layout of a fitted factor
-            return FullPosterior(omega, factor, artifact.meta["condition"], lambda: artifact.meta["freedom"])
+            digits = artifact.meta.get("digits")
+            used = omega if digits is None else replace(omega, gram_dtype=Arithmetic(digits))
+            return FullPosterior(used, factor, artifact.meta["condition"], lambda: artifact.meta["freedom"])
 
         def write(full: FullPosterior) -> Content | None:
             warn_if_ill_conditioned(self.run.reporter, name, full.condition)
             numbers = {"freedom": full.freedom, "condition": full.condition, **posterior_facts(self.hyperparameters)}
+            if digits := full.precision.gram_dtype.digits:
+                numbers["digits"] = digits
             return ({"factor": full.factor}, numbers) if store.fits(name, {"factor": full.factor}) else None
 
         def make() -> FullPosterior:
-            return fit_full(omega, next(iter(self._next_rows), None), self.squares)
+            full = fit_full(omega, next(iter(self._next_rows), None), self.squares)
+            if full.precision.gram_dtype is not omega.gram_dtype:
+                self.run.reporter.note(
+                    f"the Gram matrix is of {full.precision.gram_dtype.products}: fewer are too few here"
+                )
+            return full
 
         return store.get(Key("posterior", name, {}, {"method": FULL}, "full"), make, read, write).value
 

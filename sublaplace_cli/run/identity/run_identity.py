@@ -51,6 +51,7 @@ def identity_of(
         "options": {
             "dtype": job.compute.dtype,
             "gram_dtype": job.compute.gram_dtype,
+            **({"kernels": "triton"} if job.compute.kernels == "triton" and device.type == "cuda" else {}),
             "seed": chosen.seed,
             "score": chosen.score,
             "reference": reference,

@@ -11,6 +11,7 @@ from core.problems import PRIORS, assert_close, cut, random_matrix, solved
 
 from sublaplace_cli.core.jacobian.linear import LinearBlock
 from sublaplace_cli.core.jacobian.rows import TILE_SHARE, HeldJacobian, StoredJacobian
+from sublaplace_cli.core.jacobian.sharded import some_rows
 from sublaplace_cli.core.network.layout import Layout
 from sublaplace_cli.core.omega.precision import Precision
 from sublaplace_cli.core.omega.row_sums import SquaresBeside, squared_gradients
@@ -27,6 +28,16 @@ def test_k_and_the_products_beside_it_have_the_bits_of_each_alone(name, prior):
     K, cross = precision.gram_and_cross(test)
     assert torch.equal(K, precision.gram())
     assert torch.equal(cross, precision.cross_gram(test))
+
+
+@each_problem
+def test_all_training_rows_as_other_rows(name, prior):
+    """The same blocks by another way, as where all of a few rows are a sample: the lower half is computed too."""
+    precision = solved(name, prior).precision
+    everything = some_rows(precision.jacobian, range(len(precision.root)))
+    expected = precision.cross_gram(precision.jacobian)
+    assert_close(precision.cross_gram(everything), expected, 1e-12)
+    assert_close(precision.gram_and_cross(everything)[1], expected, 1e-12)
 
 
 @pytest.mark.parametrize("memory", [2**34, 2**21])

@@ -14,6 +14,7 @@ from core.thread_workers import run_on_workers
 from torch import Tensor, nn
 
 from sublaplace_cli.core.jacobian.rows import HeldJacobian, n_outputs
+from sublaplace_cli.core.kernels.arithmetic import Arithmetic
 from sublaplace_cli.core.likelihoods.multiclass import Multiclass
 from sublaplace_cli.core.network.layout import Layout
 from sublaplace_cli.core.omega.precision import Precision
@@ -148,7 +149,7 @@ def test_residual_forms_at_a_weak_prior(name):
 @each_network
 def test_float32_products_check_themselves(name):
     problem = drawn(name)
-    single = replace(problem.precision, gram_dtype=torch.float32)
+    single = replace(problem.precision, gram_dtype=Arithmetic.FLOAT32)
     exact = fit_full(problem.precision).covariance(problem.test)
     assert_close(fit_full(single).covariance(problem.test), exact, 1e-2)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ....errors import Reason
 from ...jacobian.sharded import some_rows
+from ...kernels.arithmetic import Arithmetic
 from ...omega.precision import Precision
 from ...omega.row_sums import own_products, weigh_columns
 from ..subnet import require_room
@@ -133,7 +134,7 @@ def _drawn(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
 def _gram_columns(precision: Precision, rows: Tensor) -> Tensor:
     """The columns of K of some training rows (N·C, m·C)."""
     some = some_rows(precision.jacobian, rows.tolist())
-    cross = replace(precision, gram_dtype=torch.float64).cross_gram(some)
+    cross = replace(precision, gram_dtype=Arithmetic.FLOAT64).cross_gram(some)
     return weigh_columns(cross, precision.root[rows])
 
 

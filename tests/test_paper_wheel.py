@@ -12,8 +12,8 @@ from torch import nn
 PAPER = Path(__file__).resolve().parents[1] / "examples" / "paper"
 
 
-@pytest.mark.parametrize("dead", [False, True])
-def test_the_learner_is_adam_with_clipped_gradients(monkeypatch, dead):
+@pytest.mark.parametrize(("dead", "decay"), [(False, 0.0), (True, 0.0), (False, 0.1)])
+def test_the_learner_is_adam_with_clipped_gradients(monkeypatch, dead, decay):
     monkeypatch.syspath_prepend(str(PAPER))
     from learner import Learner
 
@@ -22,7 +22,9 @@ def test_the_learner_is_adam_with_clipped_gradients(monkeypatch, dead):
     if dead:
         nn.init.constant_(model[2].bias[[0, 3, 4, 9]], -100.0)
     plain = copy.deepcopy(model)
-    learner, adam = Learner(model, rate=3e-3, most_norm=1.0), torch.optim.Adam(plain.parameters(), lr=3e-3)
+    learner = Learner(model, rate=3e-3, most_norm=1.0)
+    learner.decay = decay
+    adam = torch.optim.Adam(plain.parameters(), lr=3e-3, weight_decay=decay)
     for scale in (50.0, 0.01):  # with gradients that are clipped, and with some that are not
         x, y = torch.randn(64, 7).double(), scale * torch.randn(64, 1).double()
         for _ in range(20):
@@ -152,3 +154,43 @@ def test_the_wheel_is_run_seed_by_seed_over_all_methods(monkeypatch):
     assert {run.variant for run in first} == {"total"}
     assert {run.seed for run in first[:20]} == {0}
     assert len({(run.delta, run.method, run.k) for run in first[:20]}) == 20
+
+
+def test_each_change_alters_one_step_of_the_agent(monkeypatch):
+    monkeypatch.syspath_prepend(str(PAPER))
+    import wheel_why
+    from common import Place
+    from wheel import ARMS, Agent, Run
+
+    def agent(change, method="gradient"):
+        made = wheel_why.CHANGES[change][0](Run(method, 20, 0.2, 0, "total", rounds=100))
+        made._pull(made._first_arms())
+        return made
+
+    plain = Agent(Run("map", None, 0.95, 0, "total", rounds=100))
+    values = torch.tensor([[1.0, 1.0, 2.0], [1.005, 1.0, 1.0], [1.009, 3.0, 1.995]])
+    assert agent("lowest-of-ties")._best(values).tolist() == [0, 2, 0]
+    assert plain._best(values).tolist() == [2, 2, 0]
+    assert agent("noise-floor")._noise() >= 1
+    assert agent("no-first-pulls").done == 0
+    assert agent("anew").done == 3 * ARMS
+    with_target = agent("standardised")
+    with_target._train()
+    target = with_target._target(with_target.rewards[: with_target.done])
+    assert float(target.mean()) == pytest.approx(0, abs=1e-4)
+    assert float(target.std()) == pytest.approx(1, abs=1e-4)
+    late = agent("last-512")
+    late.done = 600
+    assert late._oldest() == 600 - 512
+    for change, decay in (("weight-decay", 1.0), ("weight-decay-over-n", 1 / 15)):
+        changed = agent(change)
+        changed._train()
+        assert changed.learner.decay == pytest.approx(decay)
+    anew = agent("anew")
+    before = anew.model
+    anew._train()
+    assert anew.model is not before
+    assert anew.learner.steps == 100
+
+    keys = [one.key for one in wheel_why.runs(Place(None, PAPER, PAPER, quick=False))]
+    assert len(set(keys)) == len(keys) == 10 * (7 + 8 + 8)

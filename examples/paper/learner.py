@@ -20,6 +20,7 @@ class Learner:
 
     def __init__(self, model: nn.Sequential, rate: float, most_norm: float) -> None:
         self.rate, self.most_norm, self.steps = rate, most_norm, 0
+        self.decay = 0.0  # this times the parameters is added to the gradient, as `weight_decay` of Adam
         self.theta = parameters_to_vector(model.parameters()).detach().clone()
         self.gradient, self.first, self.second = (torch.zeros_like(self.theta) for _ in range(3))
         self.layers: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # weight, bias, and where their gradients go
@@ -42,6 +43,8 @@ class Learner:
         norm = torch.linalg.vector_norm(self.gradient)
         if float(norm) > 0.99 * self.most_norm:
             self.gradient.mul_((self.most_norm / (norm + 1e-6)).clamp_(max=1.0))
+        if self.decay:
+            self.gradient.add_(self.theta, alpha=self.decay)
         self.steps += 1
         self.first.lerp_(self.gradient, 1 - BETAS[0])
         self.second.mul_(BETAS[1]).addcmul_(self.gradient, self.gradient, value=1 - BETAS[1])

@@ -88,6 +88,10 @@ def test_the_report_has_pictures_and_says_how_many_runs_there_were(results):
     assert "| `wheel` | 5 methods, 1 seeds of each δ and reading | 25 seeds |" in text
     assert "<summary>binary, resnet20, N = 24 (p = 269722;" in text
     assert "There are not enough runs yet to say." in text
+    assert "[WHEEL.md](WHEEL.md)" in text
+    wheel = (results / "WHEEL.md").read_text()
+    assert "| 0.95 | total | `gradient+sketch` | 20 | 1 |" in wheel
+    assert "| weight decay α | `map` |  | 1 |" in wheel
     for name in ("uci.png", "uci-rescaled.png", "year-made.png", "cifar.png", "wheel.png", "wheel-bars.png"):
         assert f"({name})" in text
         assert (results / name).stat().st_size > 5_000

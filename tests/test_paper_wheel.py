@@ -194,3 +194,38 @@ def test_each_change_alters_one_step_of_the_agent(monkeypatch):
 
     keys = [one.key for one in wheel_why.runs(Place(None, PAPER, PAPER, quick=False))]
     assert len(set(keys)) == len(keys) == 10 * (7 + 8 + 8)
+
+
+def test_the_audit_of_standard_errors_is_arithmetic(monkeypatch):
+    monkeypatch.syspath_prepend(str(PAPER))
+    from report_audit import audit, audit_summary, largest_deviation, most_runs
+
+    values = torch.tensor([0.0, 8.0, 8.0, 8.0], dtype=torch.float64)  # all at an end
+    assert largest_deviation(float(values.mean()), 8.0, 4) == pytest.approx(float(values.std()))
+    error = float(values.std()) / 2
+    assert most_runs(float(values.mean()), error * 0.999, 8.0) == 4
+    assert most_runs(float(values.mean()), error * 1.001, 8.0) == 3
+    assert "148,960 / 2 / √24 = 15,203. The paper prints 16,114 to 21,940 in 5 rows" in audit_summary()
+    text = audit([])
+    assert text.count("| impossible |") == 9
+    assert "| 20 | 1 | Setup B | +0 | 271,889 | 271,889 | the same |" in text
+    assert text.count("| the same |") == 4
+
+
+def test_a_change_that_makes_runs_fail_is_named(monkeypatch):
+    monkeypatch.syspath_prepend(str(PAPER))
+    from report_wheel_why import why, why_summary
+
+    def of(change, *regrets):
+        common = {"change": change, "method": "map", "k": ""}
+        return [common | {"seed": str(seed), "regret": str(regret)} for seed, regret in enumerate(regrets)]
+
+    plain = [line | {"delta": "0.95", "variant": "total"} for line in of("", 5000, 30_000, 5000)]
+    other = [line | {"delta": "0.9"} for line in plain]
+    both = of("anew", 70_000, 70_000) + of("last-512", 5000, 30_000)
+    said = why_summary(both, plain + other)
+    assert "with 1 of 2 changes" in said
+    assert said.endswith("the network starts anew in each phase: 2 of 2 runs fail, 1 of 2 without it.")
+    assert "none of 1 changes" in why_summary(both[2:], plain)
+    assert "| none | `map` |  | 2 | 17500 ± 12500 | 5000 … 17500 … 30000 | 1 |" in why(both, plain + other)
+    assert why([], plain) == why_summary([], plain) == ""

@@ -108,8 +108,9 @@ def audit(lines: list[Line]) -> str:
             "### Standard errors of the wheel's regret",
             f"Only rounds with an outer context can be lost, {GAIN:.0f} each: a run's regret is between 0 and, in the "
             f"mean over contexts, M = T (1 − δ²) · {GAIN:.0f}. The sum of squared deviations of n numbers from 0 to M "
-            "with mean m is at most n m (M − m), so their standard error is at most √(m (M − m) / (n − 1)), and at most "
-            "M / 2 / √(n − 1) whatever the mean. The last column: as a standard error, the ± is of at most so many runs.",
+            "with mean m is at most n m (M − m), so their standard error is at most √(m (M − m) / (n − 1)), and at "
+            "most M / 2 / √(n − 1) whatever the mean. The last column: as a standard error, the ± is of at most so "
+            "many runs.",
             table(["δ", "method", "printed", f"largest possible of {SEEDS}", "", "runs"], error_rows()),
             "What the ± may be, and what follows for `map`, whose runs lose whole quadrants (M / 4 each): the standard "
             "deviation over runs in quadrants, and in parentheses the largest that its mean allows. At that largest "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import csv
 import subprocess
 from pathlib import Path
@@ -89,6 +88,10 @@ def test_the_report_has_pictures_and_says_how_many_runs_there_were(results):
     assert "| `wheel` | 5 methods, 1 seeds of each δ and reading | 25 seeds |" in text
     assert "<summary>binary, resnet20, N = 24 (p = 269722;" in text
     assert "There are not enough runs yet to say." in text
+    assert "[WHEEL.md](WHEEL.md)" in text
+    wheel = (results / "WHEEL.md").read_text()
+    assert "| 0.95 | total | `gradient+sketch` | 20 | 1 |" in wheel
+    assert "| weight decay α | `map` |  | 1 |" in wheel
     for name in ("uci.png", "uci-rescaled.png", "year-made.png", "cifar.png", "wheel.png", "wheel-bars.png"):
         assert f"({name})" in text
         assert (results / name).stat().st_size > 5_000
@@ -183,26 +186,6 @@ def test_wrong_words_are_refused(tmp_path):
     assert "there is no such folder" in study("uci", "--data-dir", tmp_path / "nowhere", code=2).stderr
 
 
-def test_the_learner_is_adam_with_clipped_gradients(monkeypatch):
-    monkeypatch.syspath_prepend(str(PAPER))
-    from learner import Learner
-
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(7, 20), nn.ReLU(), nn.Linear(20, 10), nn.ReLU(), nn.Linear(10, 1)).double()
-    plain = copy.deepcopy(model)
-    learner, adam = Learner(model, rate=3e-3, most_norm=1.0), torch.optim.Adam(plain.parameters(), lr=3e-3)
-    for scale in (50.0, 0.01):  # with gradients that are clipped, and with some that are not
-        x, y = torch.randn(64, 7).double(), scale * torch.randn(64, 1).double()
-        for _ in range(20):
-            learner.update(x, y)
-            adam.zero_grad()
-            nn.functional.mse_loss(plain(x), y).backward()
-            nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
-            adam.step()
-    for found, expected in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
-
-
 def test_a_grown_network_is_the_same_function_and_one_logit_tells_the_groups_apart(monkeypatch):
     monkeypatch.syspath_prepend(str(PAPER))
     from cifar_training import augmented, grown, one_logit
@@ -228,27 +211,6 @@ def test_a_grown_network_is_the_same_function_and_one_logit_tells_the_groups_apa
     assert {round(float(step)) for step in (right[:, 0, 1] - right[:, 0, 0])} == {-1, 1}  # flipped or not
 
 
-def test_the_claim_about_the_wheel_is_counted(monkeypatch):
-    monkeypatch.syspath_prepend(str(PAPER))
-    from report_wheel import claim, wheel_claims
-
-    def of(method, k, *regrets):
-        common = {"method": method, "k": k, "delta": "0.95", "variant": "total"}
-        return [common | {"seed": str(seed), "regret": str(regret)} for seed, regret in enumerate(regrets)]
-
-    ours = of("gradient", "500", *[900, 1100] * 3) + of("greedy", "500", *[1900, 2100] * 3)
-    rest = of("map", "", *[9000, 9100] * 3) + of("last-k", "500", *[1500, 1600] * 3)
-    rest += of("neural-linear", "", *[400, 500] * 3)
-    rest += of("last-k", "100", *[10_000] * 4)  # four seeds: not counted
-    assert claim(ours + rest).splitlines()[-1] == "| 0.95 | total | 2 of 3 | 1 of 3 | 1 of 3 | `neural-linear` |"
-    small = of("greedy", "100", *[700] * 5) + of("gradient", "100", *[800] * 5) + of("last-k", "100", *[600] * 5)
-    failing = of("map", "", *[900] * 5, 50_000)
-    counted = {said: str(count) for said, _, count in wheel_claims(ours + failing + rest[6:-4] + small)}
-    assert counted["`map` explores too little: more regret than those that sample, in the mean"] == "7 of 7"
-    assert counted["`map` explores too little: more regret than those that sample, in the median"] == "4 of 7"
-    assert counted["`greedy` has the least regret of those with k = 100"] == "1 of 2"
-
-
 def test_claims_about_distance_and_coverage_are_counted(monkeypatch):
     monkeypatch.syspath_prepend(str(PAPER))
     from comparing import best_of, claims, coverage_claims, kfac_claims
@@ -271,18 +233,3 @@ def test_claims_about_distance_and_coverage_are_counted(monkeypatch):
     assert counted["`gradient` closer than `kfac` at a moderate k: up to p/3"] == "1 of 1"
     assert counted["`gradient` closer than `kfac` at a moderate k: up to p/5"] == "0 of 1"
     assert best_of(lines).splitlines()[2] == "| `gradient` | 1 / 1 | 1 / 1 |"
-
-
-def test_the_wheel_rewards_the_arm_of_the_quadrant_beyond_delta(monkeypatch):
-    monkeypatch.syspath_prepend(str(PAPER))
-    from wheel import Wheel
-
-    made = Wheel.of(20_000, 0.95, torch.Generator().manual_seed(0))
-    radius = made.contexts.norm(dim=1)
-    high = (made.means == 50).sum(1)
-    assert torch.equal(high, (radius > 0.95).long())
-    assert float(high.double().mean()) == pytest.approx(1 - 0.95**2, abs=0.007)
-    arms = made.means[radius > 0.95].argmax(1)
-    assert sorted(arms.unique().tolist()) == [1, 2, 3, 4]
-    first = made.contexts[radius > 0.95][arms == 1]
-    assert bool((first > 0).all())

@@ -15,7 +15,7 @@ from common import HERE, Place
 
 from sublaplace_cli import SublaplaceError
 
-STUDIES = ("theory", "uci", "year", "cifar", "wheel")
+STUDIES = ("theory", "uci", "year", "cifar", "wheel", "wheel-why")
 FIGURES = "figures"  # pictures and RESULTS.md from the tables that are there
 
 
@@ -63,7 +63,7 @@ def main() -> None:
                 import_module("report").run(place)
                 continue
             try:
-                import_module(name).run(place)
+                import_module(name.replace("-", "_")).run(place)
             except SublaplaceError as error:
                 raise SystemExit(f"error: {error}") from error
             table = results / f"{name}.csv"

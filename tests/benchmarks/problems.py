@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 DEVICE = torch.device(os.environ.get("BENCHMARK_DEVICE", "cpu"))  # `benchmark.py --device` sets it
 REPEATS = int(os.environ.get("BENCHMARK_REPEATS", "3"))
+THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
 SIGMA2 = 0.5
 
 
@@ -46,7 +47,7 @@ def dense_rows(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def ready(build: Callable[[], nn.Module]) -> nn.Module:
-    torch.set_num_threads(2)
+    torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     return build().eval().to(DEVICE)
 

@@ -35,10 +35,10 @@ class LinearSums:
         some = 0 if self.left_out is None else len(self.left_out[0])
         return 8 * C * ((some if self.weight is None else block.width) + T * d_out)
 
-    def add(self, block: Block, total: Tensor) -> None:
+    def add(self, block: Block, some: slice, total: Tensor) -> None:
         assert isinstance(block, LinearBlock), "only a linear layer has two factors"
-        for some in _few_rows(block, self.row_bytes(block)):
-            few, part = block.rows(some.start, some.stop), total[some]
+        for rows in _few_rows(some, self.row_bytes(block), total.device):
+            few, part = block.rows(rows.start, rows.stop), total[rows]
             if self.weight is not None:
                 self.weight.add_to(part, _weight_gradient(few))
             if self.left_out is not None:
@@ -58,20 +58,20 @@ class TableSums:
     def row_bytes(self, block: Block) -> int:
         return 8 * block.n_outputs * self.by_axis.k
 
-    def add(self, block: Block, total: Tensor) -> None:
+    def add(self, block: Block, some: slice, total: Tensor) -> None:
         """The sketch of each position's δ, moved by h₁ of its token."""
         assert isinstance(block, EmbeddingBlock), "only a table has tokens"
-        (h1, s1), k, T = self.by_entry, self.by_axis.k, block.tokens.shape[1]
+        few, part, (h1, s1), k = block.rows(some.start, some.stop), total[some], self.by_entry, self.by_axis.k
         scale, places = self.scale.view(block.n_entries, -1), torch.arange(k, device=total.device)
-        found, at_once = torch.zeros_like(total), max(1, lanes(k, block.n_outputs) // block.n_rows)
-        for first in range(0, T, at_once):
-            token = block.tokens[:, first : first + at_once]  # (m, t)
+        found, at_once = torch.zeros_like(part), max(1, lanes(k, block.n_outputs) // few.n_rows)
+        for first in range(0, few.tokens.shape[1], at_once):
+            token = few.tokens[:, first : first + at_once]  # (m, t)
             own = (scale[token] * s1[token].unsqueeze(2)).unsqueeze(1)
-            sums = self.by_axis.sums(block.deltas[:, :, first : first + at_once].double() * own)  # (m, C, t, k)
+            sums = self.by_axis.sums(few.deltas[:, :, first : first + at_once].double() * own)  # (m, C, t, k)
             place = ((places - h1[token].unsqueeze(2)) % k).unsqueeze(1)
             for moved in sums.gather(3, place.expand_as(sums)).unbind(2):  # one position after the other
                 found += moved
-        total += found
+        part += found
 
 
 @dataclass(frozen=True)
@@ -88,25 +88,21 @@ class DenseSums:
     def row_bytes(self, block: Block) -> int:
         return 8 * block.n_outputs * block.width
 
-    def add(self, block: Block, total: Tensor) -> None:
-        if isinstance(block, ConvBlock):
-            rows: Iterator[slice] = (slice(row, row + 1) for row in range(block.n_rows))
-        else:
-            rows = _few_rows(block, self.row_bytes(block))
-        for some in rows:
-            values = block.rows(some.start, some.stop).dense().values
+    def add(self, block: Block, some: slice, total: Tensor) -> None:
+        one_by_one = isinstance(block, ConvBlock)
+        for rows in _few_rows(some, WRITTEN_BYTES if one_by_one else self.row_bytes(block), total.device):
+            values = block.rows(rows.start, rows.stop).dense().values
             for start, groups in self.parts:
-                groups.add_to(total[some], values[:, :, start : start + groups.n])
+                groups.add_to(total[rows], values[:, :, start : start + groups.n])
 
 
 BlockSums = LinearSums | TableSums | DenseSums
 
 
-def _few_rows(block: Block, row_bytes: int) -> Iterator[slice]:
+def _few_rows(some: slice, row_bytes: int, device: torch.device) -> Iterator[slice]:
     """A few rows at a time, so that what is written out stays small."""
-    device = next(iter(block.tensors().values())).device
     step = max(1, (CACHED_BYTES if device.type == "cpu" else WRITTEN_BYTES) // row_bytes)
-    return (slice(first, min(first + step, block.n_rows)) for first in range(0, block.n_rows, step))
+    return (slice(first, min(first + step, some.stop)) for first in range(some.start, some.stop, step))
 
 
 def _summed(deltas: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from ..jacobian.embedding import EmbeddingBlock
 from ..jacobian.linear import LinearBlock
 from ..network.layout import Layout, Parameter
 from . import Features
-from .block_sums import CACHED_BYTES, BlockSums, DenseSums, LinearSums, TableSums
+from .block_sums import BlockSums, DenseSums, LinearSums, TableSums
 from .groups import Groups, random_bins
 from .pieces import cut, for_each, thread_count
 from .spectra import (
@@ -31,6 +31,7 @@ from .spectra import (
     rows_at_once,
     transform_is_cheaper,
 )
+from .stacks import stacked
 
 VERSION = 1  # of the map that a seed stands for: a posterior of another version cannot be read
 PIECES = 4  # of the rows for each thread, where they are many
@@ -145,7 +146,7 @@ class SketchFeatures:
         (m, C), device = (blocks[0].n_rows, blocks[0].n_outputs), self.parts[0].prior.device
         # Bins and signs are made here, once for all threads.
         held = [(block, self._parts_of(block)) for block in blocks]
-        layers = [layer for block, parts in held if (layer := _transformed(block, parts)) is not None]
+        layers = stacked([layer for block, parts in held if (layer := _transformed(block, parts)) is not None])
         others = [(block, sums) for block, parts in held if (sums := _sums(block, parts)) is not None]
         total = torch.empty(m, C, self.k, dtype=torch.float64, device=device)
 
@@ -155,10 +156,10 @@ class SketchFeatures:
             else:
                 total[some] = 0
             for block, sums in others:
-                sums.add(block.rows(some.start, some.stop), total[some])
+                sums.add(block, some, total)
 
         if device.type == "cpu":
-            threads = _threads(layers, others, self.k)
+            threads = _threads(bytes_at_once(layers, self.k, C) if layers else 1, others)
             step = rows_at_once(layers, self.k, C) if layers else 1
             for_each(put, cut(m, step, lanes(self.k, C), PIECES * threads), threads)
         else:
@@ -202,9 +203,8 @@ def _sums(block: Block, parts: Sequence[SketchedTensor]) -> BlockSums | None:
     return None if left_out is bias is None else LinearSums(None, left_out, bias)
 
 
-def _threads(layers: Sequence[TransformedLayer], others: Sequence[tuple[Block, BlockSums]], k: int) -> int:
+def _threads(transformed_bytes: int, others: Sequence[tuple[Block, BlockSums]]) -> int:
     """One for convolutions: their products use the other threads."""
     if any(isinstance(block, ConvBlock) for block, _ in others):
         return 1
-    taken = [max(CACHED_BYTES, sums.row_bytes(block)) for block, sums in others]
-    return thread_count(max([*taken, bytes_at_once(layers, k)] if layers else taken))
+    return thread_count(max([transformed_bytes, *(sums.row_bytes(block) for block, sums in others)]))

@@ -5,7 +5,8 @@ Sums over positions and layers stay in the frequency domain; one inverse transfo
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -40,9 +41,26 @@ class TransformedLayer:
     def positions(self) -> int:
         return self.inputs.shape[1]
 
-    def rows(self, some: slice, count: int) -> "TransformedLayer":
-        """Some rows, followed by zeros up to this number."""
-        return replace(self, inputs=_padded(self.inputs[some], count), deltas=_padded(self.deltas[some], count))
+    @property
+    def lane_bytes(self) -> int:
+        C, d_out = self.deltas.shape[1], self.deltas.shape[3]
+        return 12 * (self.inputs.shape[2] + C * d_out) + 48 * (1 + C) * (self.sketches.by_input.k // 2 + 1)
+
+    def spectrum(self, some: slice, count: int) -> Tensor:
+        """Σ over positions of rfft(sketch of δ) ∘ rfft(sketch of a) for some rows, then zeros (count, C, k//2 + 1)."""
+        inputs, deltas = _padded(self.inputs[some], count), _padded(self.deltas[some], count)
+        at_once = max(1, lanes(self.sketches.by_input.k, deltas.shape[1]) // count)
+        total: Tensor | None = None
+        for first in range(0, self.positions, at_once):
+            few = slice(first, first + at_once)
+            a, delta = self.sketches.by_input.sums(inputs[:, few]), self.sketches.by_output.sums(deltas[:, :, few])
+            if self.constant is not None:
+                a[..., self.sketches.constant] += self.constant
+            # (count, C, t, frequencies)
+            summed = folded(_multiplied(torch.fft.rfft(delta), torch.fft.rfft(a).unsqueeze(1)), 2)
+            total = summed if total is None else total.add_(summed)
+        assert total is not None, "a row has at least one position"
+        return total
 
 
 def lanes(k: int, C: int) -> int:
@@ -63,44 +81,36 @@ def transform_is_cheaper(block: LinearBlock, k: int) -> bool:
     return transformed < written_out
 
 
-def rows_at_once(layers: Sequence[TransformedLayer], k: int, C: int) -> int:
+class Transformed(Protocol):
+    """Some layers, whose sums over positions and layers are taken in the frequency domain."""
+
+    @property
+    def positions(self) -> int: ...
+    @property
+    def lane_bytes(self) -> int:
+        """About what one row at one position takes: factors that are gathered, their sketches and spectra."""
+
+    def spectrum(self, some: slice, count: int) -> Tensor: ...
+
+
+def rows_at_once(layers: Sequence[Transformed], k: int, C: int) -> int:
     return max(1, lanes(k, C) // max(layer.positions for layer in layers))
 
 
-def bytes_at_once(layers: Sequence[TransformedLayer], k: int) -> int:
-    """About what these rows take: factors that are gathered, their sketches and spectra."""
-    widest = max(layer.inputs.shape[2] + layer.deltas.shape[1] * layer.deltas.shape[3] for layer in layers)
-    C = layers[0].deltas.shape[1]
-    return lanes(k, C) * (12 * widest + 48 * (1 + C) * (k // 2 + 1))
+def bytes_at_once(layers: Sequence[Transformed], k: int, C: int) -> int:
+    return lanes(k, C) * max(layer.lane_bytes for layer in layers)
 
 
-def put_transformed(layers: Sequence[TransformedLayer], some: slice, total: Tensor) -> None:
+def put_transformed(layers: Sequence[Transformed], some: slice, total: Tensor) -> None:
     """The sketches of these layers for some rows into `total` (all, C, k); always the same number of rows at a time."""
     C, k = total.shape[1:]
     step = rows_at_once(layers, k, C)
     for first in range(some.start, some.stop, step):
         few = slice(first, min(first + step, some.stop))
-        spectrum = _spectrum(layers[0].rows(few, step))
+        spectrum = layers[0].spectrum(few, step)
         for other in layers[1:]:
-            spectrum.add_(_spectrum(other.rows(few, step)))
+            spectrum.add_(other.spectrum(few, step))
         total[few] = torch.fft.irfft(spectrum, n=k)[: few.stop - first]
-
-
-def _spectrum(layer: TransformedLayer) -> Tensor:
-    """Σ over positions of rfft(sketch of δ) ∘ rfft(sketch of a) (rows, C, k//2 + 1)."""
-    (rows, T), C, sketches = layer.inputs.shape[:2], layer.deltas.shape[1], layer.sketches
-    at_once = max(1, lanes(sketches.by_input.k, C) // rows)
-    total: Tensor | None = None
-    for first in range(0, T, at_once):
-        some = slice(first, first + at_once)
-        a, delta = sketches.by_input.sums(layer.inputs[:, some]), sketches.by_output.sums(layer.deltas[:, :, some])
-        if layer.constant is not None:
-            a[..., sketches.constant] += layer.constant
-        # (rows, C, t, frequencies)
-        summed = folded(_multiplied(torch.fft.rfft(delta), torch.fft.rfft(a).unsqueeze(1)), 2)
-        total = summed if total is None else total.add_(summed)
-    assert total is not None, "a row has at least one position"
-    return total
 
 
 def _multiplied(x: Tensor, y: Tensor) -> Tensor:

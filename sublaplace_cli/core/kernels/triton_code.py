@@ -41,12 +41,12 @@ def outer_gram_kernel(
     )
     inputs = inputs.to(tl.float64) * tl.load(numbers) + tl.load(numbers + 1)
     inside = in_rows[:, None] & in_columns[None, :]
-    for c in range(C):
-        for c2 in range(C2):
-            left, right = d + rows * d_row + c * d_output, e + columns * e_row + c2 * e_output
-            deltas = tile_products(left, right, d_out, in_rows, in_columns, DTYPE, ROWS, COLUMNS, DEPTH)
-            at = K + (rows * C + c)[:, None] * K_row + (columns * C2 + c2)[None, :]
-            tl.store(at, tl.load(at, mask=inside, other=0.0) + inputs * deltas.to(tl.float64), mask=inside)
+    for pair in range(C * C2):
+        c, c2 = pair // C2, pair % C2
+        left, right = d + rows * d_row + c * d_output, e + columns * e_row + c2 * e_output
+        deltas = tile_products(left, right, d_out, in_rows, in_columns, DTYPE, ROWS, COLUMNS, DEPTH)
+        at = K + (rows * C + c)[:, None] * K_row + (columns * C2 + c2)[None, :]
+        tl.store(at, tl.load(at, mask=inside, other=0.0) + inputs * deltas.to(tl.float64), mask=inside)
 
 
 @triton.jit

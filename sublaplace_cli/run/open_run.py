@@ -46,6 +46,8 @@ def open_run(
     """
     device = devices.choose(job.compute.device)
     kernels.choose(job.compute.kernels, reporter.note)
+    if job.compute.kernels == "triton" and device.type != "cuda":
+        reporter.note(f"the Triton kernels are for CUDA devices: {device} does without")
     memory = min(workers.exchange(_memory(job, device, workers)))
     host = device if device.type == "cpu" else torch.device("cpu")  # files are always read there
     project = Project(spec, job.project, _memory(job, host, workers))

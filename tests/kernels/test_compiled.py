@@ -135,8 +135,11 @@ def masked_loads(ttir: str) -> list[int]:
 @each_capability
 @each_alignment
 @each_count
-@pytest.mark.parametrize("kept", [torch.float32, torch.float64])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("dtype", "kept"),
+    [(torch.float64, torch.float64), (torch.float64, torch.float32), (torch.float32, torch.float32)],
+    ids=["float64", "float64 of float32", "float32"],
+)
 def test_linear_layers(dtype, kept, several, aligned, capability, record_property):
     found = linear(dtype, kept, several, aligned, capability)
     words = f"{NAMES[dtype]} of {NAMES[kept]}, {'several outputs' if several else 'one output'}"

@@ -69,8 +69,8 @@ class Stack:
         total: Tensor | None = None
         for i in range(inputs):
             # No loop runs over several vectors, because there are others between them: all are rounded in the same way.
-            product = found[:, inputs + C * i : inputs + C * (i + 1)].mul_(found[:, i : i + 1])
-            total = product if total is None else total.add_(product)
+            own = found[:, inputs + C * i : inputs + C * (i + 1)].mul_(found[:, i : i + 1])
+            total = own if total is None else total.add_(own)
         assert total is not None, "a stack has layers"
         return total
 

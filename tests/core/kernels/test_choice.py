@@ -153,7 +153,7 @@ def test_digits_by_the_kernel_have_the_same_bits(monkeypatch: pytest.MonkeyPatch
     precision = replace(problem.precision, gram_dtype=Arithmetic.SPLIT_4)
     expected = precision.gram(), precision.cross_gram(problem.test)
     monkeypatch.setattr(arithmetic, "takes_digits", lambda *settings: True)
-    monkeypatch.setattr("sublaplace_cli.core.jacobian.products.takes_digits", lambda *settings: True)
+    monkeypatch.setattr("sublaplace_cli.core.panels.products.takes_digits", lambda *settings: True)
     monkeypatch.setattr(arithmetic, "level_gram", digits_as_torch)
     assert torch.equal(precision.gram(), expected[0])
     assert torch.equal(precision.cross_gram(problem.test), expected[1])

@@ -39,12 +39,15 @@ class Digits:
         x = X.double()
         exponent, scale = _exponents(x)
         unit = _power_of_two(BITS * s - exponent)
-        whole = torch.where(scale.isnan().unsqueeze(1), 0.0, x).mul_(unit.unsqueeze(1)).round_().to(torch.int64)
+        whole = (x * unit.unsqueeze(1)).round_().to(torch.int64)
         whole += sum(128 << (BITS * i) for i in range(s))  # so that every digit is a byte, which is 128 too large
-        values = torch.zeros(len(x), s, -(-x.shape[1] // MULTIPLE) * MULTIPLE, dtype=torch.int8, device=x.device)
+        columns = x.shape[1]
+        values = torch.zeros(len(x), s, -(-columns // MULTIPLE) * MULTIPLE, dtype=torch.int8, device=x.device)
+        each = whole.view(torch.int8).view(
+            len(x), columns, 8
+        )  # the lowest first, on every processor that torch runs on
         for i in range(s):
-            byte = (whole >> (BITS * (s - 1 - i))) & 255
-            values[:, i, : x.shape[1]] = (byte - 128).to(torch.int8)
+            torch.bitwise_xor(each[:, :, s - 1 - i], -128, out=values[:, i, :columns])
         return cls(values, scale)
 
     @property
